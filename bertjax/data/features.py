@@ -1,0 +1,212 @@
+"""From files to training and dev rows: texts as word pieces, labels as numbers, and a summary of what they are."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+
+from bertjax.config import DataOptions, nearest
+from bertjax.data import splits, tokens
+from bertjax.data.rows import Rows, Text, label_array, label_names, listed, read_rows
+from bertjax.data.tasks import TASKS, Task
+from bertjax.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Features:
+    """Rows as arrays: the word pieces of all rows one after the other, and one label for each row."""
+
+    ids: np.ndarray
+    """[total] int32 word piece ids, special tokens included."""
+    offsets: np.ndarray
+    """[n + 1] int64: row i is ids[offsets[i]:offsets[i + 1]]."""
+    types: np.ndarray
+    """[total] int8 token type ids."""
+    labels: np.ndarray
+    """[n] int32 class numbers, or float32 scores."""
+    rows: np.ndarray
+    """[n] int64 row numbers in the file."""
+    cut: np.ndarray
+    """[n] bool, True where the row was truncated."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """[n] int64 lengths in word pieces."""
+        return np.diff(self.offsets)
+
+    @property
+    def truncated(self) -> int:
+        """How many rows were truncated."""
+        return int(self.cut.sum())
+
+    def take(self, indices: Sequence[int] | np.ndarray) -> "Features":
+        """The features of some rows, in the given order."""
+        indices = np.asarray(indices, np.int64)
+        lengths = self.lengths[indices]
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        places = np.arange(offsets[-1]) + np.repeat(self.offsets[indices] - offsets[:-1], lengths)
+        return Features(
+            ids=self.ids[places],
+            offsets=offsets,
+            types=self.types[places],
+            labels=self.labels[indices],
+            rows=self.rows[indices],
+            cut=self.cut[indices],
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Splits:
+    """Training and dev rows of a task."""
+
+    train: Features
+    dev: Features
+    labels: tuple[str, ...]
+    """Names of the classes in the order of their numbers; empty for regression."""
+    task: Task
+    fingerprints: dict[str, str]
+    """SHA-256 of each file, by its path as given."""
+    notes: tuple[str, ...]
+    """Where rows and word pieces come from."""
+    all_texts: dict[str, Sequence[Text]] = dataclasses.field(repr=False)
+    """Split name -> texts of the whole file it was drawn from."""
+
+    def texts(self, split: str) -> list[Text]:
+        """The texts of "train" or "dev" with their second texts (None where there are none), in the order of rows."""
+        whole = self.all_texts[split]
+        return [whole[row] for row in getattr(self, split).rows]
+
+    def summary(self) -> list[str]:
+        """Lines that say what the rows are: sources, labels, lengths, truncation and repeated texts."""
+        lines = list(self.notes)
+        for name, features in (("train", self.train), ("dev", self.dev)):
+            lines.append(f"{name}: {len(features):,} rows; {self._labels_line(features.labels)}")
+        for name, features in (("train", self.train), ("dev", self.dev)):
+            middle, tail, end, longest = np.quantile(features.lengths, (0.5, 0.9, 0.99, 1.0), method="higher")
+            lines.append(
+                f"{name} lengths in word pieces: median {middle}, 90 % {tail}, 99 % {end}, longest {longest}; "
+                f"truncated {_share(features.truncated, len(features))}"
+            )
+        train_keys = [splits.normal(*text) for text in self.texts("train")]
+        dev_keys = [splits.normal(*text) for text in self.texts("dev")]
+        repeated = f"repeated texts: {splits.repeats(train_keys):,} in train, {splits.repeats(dev_keys):,} in dev"
+        if self.labels:
+            clashes = splits.contradictions(train_keys, self.train.labels.tolist())
+            repeated += f"; train rows whose text also has another label: {clashes:,}"
+        known = set(train_keys)
+        shared = sum(key in known for key in dev_keys)
+        lines.append(f"{repeated}; dev rows whose text is also in train: {_share(shared, len(dev_keys))}")
+        return lines
+
+    def _labels_line(self, labels: np.ndarray) -> str:
+        if not self.labels:
+            mean, spread = labels.mean(dtype=np.float64), labels.std(dtype=np.float64)
+            return f"label mean {mean:.3f}, standard deviation {spread:.3f}, {labels.min():g} to {labels.max():g}"
+        counts = np.bincount(labels, minlength=len(self.labels))
+        shown = [f"{name} {count:,}" for name, count in zip(self.labels, counts, strict=True)]
+        if len(shown) > 10:
+            shown = [*shown[:9], f"and {len(shown) - 9} more labels"]
+        return f"{', '.join(shown)}; majority {self.labels[counts.argmax()]} {100 * counts.max() / len(labels):.1f} %"
+
+
+def load_splits(options: DataOptions, tokenizer: Any, *, positions: int, labels: Sequence[str] | None = None) -> Splits:
+    """Reads, tokenizes and splits the rows that the options name.
+
+    Args:
+      options: files, columns, split, lengths.
+      tokenizer: a fast tokenizer of transformers.
+      positions: number of position embeddings of the model, the longest sequence it can take.
+      labels: label names stored with a model (empty for a regression model); None: the rows or the options decide.
+
+    Raises:
+      InputError: an option does not fit the file or the model, or a row is unusable; the message names file and line.
+    """
+    task = _check(options, tokenizer, positions, labels)
+    train_file = read_rows(options.train, options, task)
+    dev_file = read_rows(options.dev, options, task) if options.dev else train_file
+    names = () if task.numeric_label else label_names(train_file, options, labels)
+    # Labels of both files are checked before the long work on either.
+    numbers = [label_array(file, names) for file in (train_file, dev_file)]
+    train_all, train_note = _features(train_file, numbers[0], options, tokenizer)
+    dev_all, dev_note = _features(dev_file, numbers[1], options, tokenizer) if options.dev else (train_all, "")
+
+    seed = options.split_seed
+    if options.dev:
+        rest = np.arange(len(train_all))
+        dev_rows = splits.sample(np.arange(len(dev_all)), options.dev_rows, seed, f"--data.dev_rows: {options.dev}")
+        dev_note = f"of {len(dev_all):,} rows of {options.dev}, word pieces {dev_note}"
+    else:
+        keys = [splits.normal(*text) for text in train_file.texts]
+        rest, dev_rows = splits.hold_out(keys, options.dev_rows, seed)
+        asked = f", {options.dev_rows:,} asked for: equal texts stay together" if options.dev_rows else ""
+        dev_note = f"rows held out of the same file (split_seed {seed}{asked * (len(dev_rows) != options.dev_rows)})"
+    train_rows = splits.sample(rest, options.train_rows, seed, f"--data.train_rows: {options.train}")
+    return Splits(
+        train=train_all.take(train_rows),
+        dev=dev_all.take(dev_rows),
+        labels=names,
+        task=task,
+        fingerprints={file.path: file.source.fingerprint for file in (train_file, dev_file)},
+        notes=(
+            f"train: {len(train_rows):,} of {len(train_all):,} rows of {options.train}, word pieces {train_note}",
+            f"dev: {len(dev_rows):,} {dev_note}",
+        ),
+        all_texts={"train": train_file.texts, "dev": dev_file.texts},
+    )
+
+
+def _features(file: Rows, labels: np.ndarray, options: DataOptions, tokenizer: Any) -> tuple[Features, str]:
+    """All rows of a file as features, and a phrase that says where the word pieces come from."""
+    recipe = tokens.Recipe(
+        fingerprint=file.source.fingerprint,
+        reading=(
+            *(PurePath(file.path).suffix.lower(), options.encoding, options.encoding_errors),
+            *(options.text, options.text_pair, *options.columns),
+        ),
+        max_length=options.max_length,
+        too_long=options.too_long,
+    )
+    made, note = tokens.tokenize(file.texts, tokenizer, recipe, where=file.source.where, cache=options.cache)
+    return Features(labels=labels, rows=np.arange(len(labels)), **vars(made)), note
+
+
+def _check(options: DataOptions, tokenizer: Any, positions: int, labels: Sequence[str] | None) -> Task:
+    """Everything that can be known to be wrong before a file is opened."""
+    if options.task not in TASKS:
+        raise InputError(f"--data.task={options.task}: no such task{nearest(options.task, TASKS)}")
+    task = TASKS[options.task]
+    if options.max_length > positions:
+        raise InputError(
+            f"--data.max_length={options.max_length}: the model has {positions} position embeddings, expected at most "
+            f"{positions}"
+        )
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise InputError(f"{type(tokenizer).__name__} is not a fast tokenizer, expected one with a tokenizer.json")
+    special = tokenizer.num_special_tokens_to_add(pair=bool(options.text_pair))
+    least = special + 1 + bool(options.text_pair)
+    if options.max_length < least:
+        raise InputError(
+            f"--data.max_length={options.max_length}: expected at least {least}, {special} special tokens and a word "
+            "piece of each text"
+        )
+    for option in ("train_rows", "dev_rows"):
+        count = getattr(options, option)
+        if count is not None and count < 1:
+            raise InputError(f"--data.{option}={count}: expected at least 1")
+    if options.split_seed < 0:
+        raise InputError(f"--data.split_seed={options.split_seed}: expected 0 or more")
+    if labels is not None and task.numeric_label != (len(labels) == 0):
+        model = "predicts a number" if len(labels) == 0 else f"has the labels {listed(labels)}"
+        raise InputError(f"--data.task={task.name}: the model {model}, expected a model or a task that fits")
+    if options.labels and task.numeric_label:
+        raise InputError(f"--data.labels is for classification, got {listed(options.labels)} with a regression task")
+    return task
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part:,} ({100 * part / whole:.2f} %)"

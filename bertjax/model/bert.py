@@ -1,0 +1,241 @@
+"""BERT as published: post-layer-norm encoder, learned positions, token types, pooler (Devlin et al. 2019).
+
+The parameters of all layers are one stack along axis 0 (`encoder/layers/...` in the parameter tree). The encoder is a
+functional `lax.scan` of `Block.apply` over its slices; the last layer stands outside the scan, because where only
+[CLS] is read, its query, output and feed-forward are computed for that one position only.
+"""
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from bertjax.model.config import BertConfig
+from bertjax.model.layers import LayerNorm, activation, dense, dropout
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Numerics:
+    """How the model is computed, apart from what it is."""
+
+    dtype: Any = jnp.float32
+    """Type of activations and matrix products; softmax and layer norm are float32 in any case."""
+    param_dtype: Any = jnp.float32
+    """Type of the parameters."""
+    unroll: int = 1
+    """Layers per step of the scan."""
+    remat: bool = False
+    """Recompute layers in the backward pass."""
+    activation_spec: PartitionSpec | None = None
+    """How activations [batch, tokens, hidden] are laid over the mesh in context; None: left to the compiler."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class EncoderOutput:
+    """What the encoder computed; d is the hidden size, n the padded length, L the number of layers."""
+
+    cls: Array
+    """[batch, d]: the last layer's vector of the first token."""
+    last_hidden_state: Array | None
+    """[batch, n, d], or None where only [CLS] was asked for."""
+    hidden_states: Array | None
+    """[L + 1, batch, n, d], the embedding output first, or None."""
+    attentions: Array | None
+    """[L, batch, heads, n, n], rows sum to 1, or None."""
+
+
+def _constrain(x: Array, spec: PartitionSpec | None) -> Array:
+    if spec is None or jax.sharding.get_abstract_mesh().empty:
+        return x
+    return jax.lax.with_sharding_constraint(x, spec)
+
+
+class Embeddings(nn.Module):
+    """Sum of word, position and token type embeddings, layer norm, dropout."""
+
+    config: BertConfig
+    numerics: Numerics
+
+    @nn.compact
+    def __call__(
+        self, input_ids: Array, token_type_ids: Array | None, position_ids: Array | None, key: Array | None
+    ) -> Array:
+        c, dtype = self.config, self.numerics.dtype
+
+        def table(name: str, rows: int) -> Array:
+            init = nn.initializers.normal(c.initializer_range)
+            return self.param(name, init, (rows, c.hidden_size), self.numerics.param_dtype)
+
+        x = jnp.take(table("word", c.vocab_size), input_ids, axis=0).astype(dtype)
+        positions = table("position", c.max_position_embeddings)
+        if position_ids is None:
+            x = x + positions[: input_ids.shape[1]].astype(dtype)[None]
+        else:
+            x = x + jnp.take(positions, position_ids, axis=0).astype(dtype)
+        if c.type_vocab_size > 0:
+            types = table("token_type", c.type_vocab_size)
+            token_type_ids = jnp.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+            x = x + jnp.take(types, token_type_ids, axis=0).astype(dtype)
+        x = LayerNorm(c.layer_norm_eps, dtype, self.numerics.param_dtype, name="norm")(x)
+        return dropout(x, c.hidden_dropout_prob, key)
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention with its output projection, residual and layer norm."""
+
+    config: BertConfig
+    numerics: Numerics
+
+    @nn.compact
+    def __call__(
+        self, x: Array, queries: Array, mask: Array, key: Array | None, weights: bool
+    ) -> tuple[Array, Array | None]:
+        """x [batch, n, d] gives keys and values, queries [batch, m, d] the rows computed; mask [batch, 1, 1 or m, n]."""
+        c = self.config
+        options = dict(stddev=c.initializer_range, dtype=self.numerics.dtype, param_dtype=self.numerics.param_dtype)
+        heads = (c.num_attention_heads, c.head_dim)
+        q = dense(heads, name="query", **options)(queries)  # [batch, m, heads, head_dim]
+        k = dense(heads, name="key", **options)(x)  # [batch, n, heads, head_dim]
+        v = dense(heads, name="value", **options)(x)
+        key_weights, key_output = (None, None) if key is None else jax.random.split(key)
+        attention = None
+        if weights or (key is not None and c.attention_probs_dropout_prob > 0):
+            attention = attention_weights(q, k, mask)
+            dropped = dropout(attention, c.attention_probs_dropout_prob, key_weights)
+            context = jnp.einsum("bhmn,bnhk->bmhk", dropped.astype(v.dtype), v)
+        else:
+            # JAX's own function promotes bfloat16 to float32 inside, which strict promotion would refuse.
+            with jax.numpy_dtype_promotion("standard"):
+                context = jax.nn.dot_product_attention(q, k, v, mask=mask)
+        y = dense(c.hidden_size, axis=(-2, -1), name="output", **options)(context)
+        y = dropout(y, c.hidden_dropout_prob, key_output)
+        y = LayerNorm(c.layer_norm_eps, self.numerics.dtype, self.numerics.param_dtype, name="norm")(queries + y)
+        return y, attention
+
+
+def attention_weights(q: Array, k: Array, mask: Array) -> Array:
+    """Softmax of scaled products in float32, [batch, heads, m, n]; a row without a real token is uniform."""
+    logits = jnp.einsum("bmhk,bnhk->bhmn", q, k, preferred_element_type=jnp.float32)
+    logits = logits * (q.shape[-1] ** -0.5)
+    return jax.nn.softmax(jnp.where(mask, logits, jnp.finfo(jnp.float32).min), axis=-1)
+
+
+class Block(nn.Module):
+    """One layer: self-attention, then the feed-forward network, each with residual and layer norm."""
+
+    config: BertConfig
+    numerics: Numerics
+
+    @nn.compact
+    def __call__(
+        self, x: Array, queries: Array, mask: Array, key: Array | None = None, weights: bool = False
+    ) -> tuple[Array, Array | None]:
+        c = self.config
+        options = dict(stddev=c.initializer_range, dtype=self.numerics.dtype, param_dtype=self.numerics.param_dtype)
+        key_attention, key_output = (None, None) if key is None else jax.random.split(key)
+        y, attention = SelfAttention(c, self.numerics, name="attention")(x, queries, mask, key_attention, weights)
+        z = activation(c.hidden_act)(dense(c.intermediate_size, name="intermediate", **options)(y))
+        z = dense(c.hidden_size, name="output", **options)(z)
+        z = dropout(z, c.hidden_dropout_prob, key_output)
+        z = LayerNorm(c.layer_norm_eps, self.numerics.dtype, self.numerics.param_dtype, name="norm")(y + z)
+        return z, attention
+
+
+class BertModel(nn.Module):
+    """Embeddings, the stack of layers, and the pooler."""
+
+    config: BertConfig
+    numerics: Numerics = Numerics()
+
+    def setup(self) -> None:
+        c = self.config
+        self.embeddings = Embeddings(c, self.numerics)
+        self.layers = self.param("layers", self._init_layers)
+        self.pooler = dense(
+            c.hidden_size, stddev=c.initializer_range, dtype=self.numerics.dtype, param_dtype=self.numerics.param_dtype
+        )
+
+    def _init_layers(self, key: Array) -> Any:
+        block = self._block()
+        x = jnp.zeros((1, 1, self.config.hidden_size), self.numerics.dtype)
+        mask = jnp.ones((1, 1, 1, 1), bool)
+        keys = jax.random.split(key, self.config.num_hidden_layers)
+        return jax.vmap(lambda k: block.init(k, x, x, mask)["params"])(keys)
+
+    def _block(self) -> Block:
+        return Block(self.config, self.numerics, parent=None)
+
+    def __call__(
+        self,
+        input_ids: Array,
+        attention_mask: Array | None = None,
+        token_type_ids: Array | None = None,
+        position_ids: Array | None = None,
+        *,
+        key: Array | None = None,
+        only_cls: bool = False,
+        hidden_states: bool = False,
+        attentions: bool = False,
+    ) -> EncoderOutput:
+        """Encodes a batch.
+
+        Args:
+          input_ids: [batch, n] integers.
+          attention_mask: [batch, n], true or 1 at real tokens; None: all are real.
+          token_type_ids: [batch, n]; None: zeros.
+          position_ids: [batch, n]; None: 0 … n−1.
+          key: dropout key; None: no dropout.
+          only_cls: compute the last layer for the first token only.
+          hidden_states: also return the states of all layers (the last for every token).
+          attentions: also return all attention matrices.
+        """
+        n = input_ids.shape[1]
+        if n > self.config.max_position_embeddings:
+            raise ValueError(f"{n} tokens, but the model has {self.config.max_position_embeddings} positions")
+        if attention_mask is None:
+            attention_mask = jnp.ones(input_ids.shape, bool)
+        mask = attention_mask.astype(bool)[:, None, None, :]
+        spec = self.numerics.activation_spec
+        depth = self.config.num_hidden_layers
+        block = self._block()
+
+        def layer_key(index: Array | int) -> Array | None:
+            return None if key is None else jax.random.fold_in(key, index)
+
+        def apply(params: Any, x: Array, queries: Array, index: Array | int) -> tuple[Array, Array | None]:
+            y, weights = block.apply({"params": params}, x, queries, mask, layer_key(index), attentions)
+            return _constrain(y, spec), weights
+
+        if self.numerics.remat:
+            apply = jax.checkpoint(apply, prevent_cse=False)
+
+        def body(x: Array, layer: tuple[Any, Array]) -> tuple[Array, Any]:
+            params, index = layer
+            y, weights = apply(params, x, x, index)
+            return y, (x if hidden_states else None, weights)
+
+        x = self.embeddings(input_ids, token_type_ids, position_ids, layer_key(depth))
+        x = _constrain(x, spec)
+        first = jax.tree.map(lambda leaf: leaf[:-1], self.layers)
+        x, (states, weights) = jax.lax.scan(
+            body, x, (first, jnp.arange(depth - 1)), unroll=max(1, min(self.numerics.unroll, depth - 1))
+        )
+        last = jax.tree.map(lambda leaf: leaf[-1], self.layers)
+        only_cls = only_cls and not hidden_states and not attentions
+        y, last_weights = apply(last, x, x[:, :1] if only_cls else x, depth - 1)
+        return EncoderOutput(
+            cls=y[:, 0],
+            last_hidden_state=None if only_cls else y,
+            hidden_states=jnp.concatenate([states, x[None], y[None]]) if hidden_states else None,
+            attentions=jnp.concatenate([weights, last_weights[None]]) if attentions else None,
+        )
+
+    def pool(self, cls: Array) -> Array:
+        """The pooler: tanh of a dense map of the [CLS] vector, [batch, d] -> [batch, d]."""
+        return jnp.tanh(self.pooler(cls))

@@ -1,0 +1,56 @@
+"""Paths: ``package://MODULE/file`` names a file inside an installed package; files are written beside and renamed."""
+
+import contextlib
+import importlib.util
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from bertjax.errors import InputError
+
+PACKAGE = "package://"
+
+
+def resolve(path: str) -> Path:
+    """The plain path for a path or a ``package://MODULE/file`` address. It need not exist.
+
+    Raises:
+      InputError: the address is malformed or its module is not installed.
+    """
+    if not path.startswith(PACKAGE):
+        return Path(path).expanduser()
+    module, _, rest = path[len(PACKAGE) :].partition("/")
+    if not module.isidentifier():
+        raise InputError(f"{path}: expected package://MODULE/file, where MODULE is the import name of a package")
+    spec = importlib.util.find_spec(module)
+    if spec is None or not spec.submodule_search_locations:
+        raise InputError(f"{path}: no package {module!r} is installed (the demo's are in requirements/demo.txt)")
+    root = Path(next(iter(spec.submodule_search_locations)))
+    target = (root / rest).resolve()
+    if not target.is_relative_to(root.resolve()):
+        raise InputError(f"{path}: leaves the package {module!r}")
+    return target
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields a temporary path beside `path`; renames it onto `path` if the block succeeds, removes it if not."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file so that a reader sees the old contents or the new, never a part."""
+    with replacing(path) as temporary:
+        temporary.write_text(text)

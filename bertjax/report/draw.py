@@ -1,0 +1,76 @@
+"""Draws the stored results of runs: which figure belongs to which kind of result."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import xarray as xr
+from matplotlib.figure import Figure
+
+from bertjax.errors import InputError
+from bertjax.landscape.store import read_netcdf
+from bertjax.report import figures
+from bertjax.training.records import read_jsonl
+
+# Kind of a result -> suffix of the file name -> figure.
+FIGURES: dict[str, dict[str, Callable[[xr.Dataset], Figure]]] = {
+    "curve": {"": lambda ds: figures.curve_figure({ds.attrs["run"]: ds})},
+    "surface": {"": figures.contour_figure, "-3d": figures.surface_figure},
+    "rollback": {"": figures.rollback_figure},
+}
+COMPARISONS: dict[str, Callable[[dict[str, xr.Dataset]], Figure]] = {
+    "curve": figures.curve_figure,
+    "surface": figures.compare_surfaces_figure,
+}
+
+
+def draw_result(path: Path) -> list[Path]:
+    """Draws RUN/landscape/NAME.nc as RUN/figures/NAME*.png and .svg; returns the files."""
+    dataset = read_netcdf(path)
+    kind = dataset.attrs.get("kind")
+    if kind not in FIGURES:
+        raise InputError(f"{path}: the attribute 'kind' is {kind!r}, expected one of {', '.join(FIGURES)}")
+    folder = path.parent.parent / "figures"
+    return [
+        file
+        for suffix, function in FIGURES[kind].items()
+        for file in figures.save(function(dataset), folder / f"{path.stem}{suffix}")
+    ]
+
+
+def draw_run(run: Path) -> list[Path]:
+    """Draws everything that a run's folder holds."""
+    results = sorted((run / "landscape").glob("*.nc"))
+    records = read_jsonl(run / "metrics.jsonl")
+    if not results and not records:
+        raise InputError(f"{run} holds no results to draw (expected landscape/*.nc or metrics.jsonl)")
+    files = [file for path in results for file in draw_result(path)]
+    return files + (learning({run.name: run}, run / "figures" / "learning") if records else [])
+
+
+def learning(runs: dict[str, Path], target: Path, baselines: dict[str, float] | None = None) -> list[Path]:
+    """Draws the learning curves of several runs (name -> folder) on one scale."""
+    records = {name: read_jsonl(folder / "metrics.jsonl") for name, folder in runs.items()}
+    headline = next(
+        (
+            key
+            for lines in records.values()
+            for line in lines
+            for key in line
+            if key.startswith("dev/") and key != "dev/loss"
+        ),
+        "dev/loss",
+    )
+    figure = figures.learning_figure(records, headline=headline.removeprefix("dev/"), baselines=baselines or {})
+    return figures.save(figure, target)
+
+
+def compare(runs: list[Path], name: str, folder: Path) -> list[Path]:
+    """Draws one result of several runs on one scale."""
+    datasets = {run.name: read_netcdf(run / "landscape" / f"{name}.nc") for run in runs}
+    kinds = {dataset.attrs.get("kind") for dataset in datasets.values()}
+    if len(datasets) < 2 or len(kinds) != 1 or (kind := kinds.pop()) not in COMPARISONS:
+        raise InputError(
+            f"compare: expected one result ({' or '.join(COMPARISONS)}) of at least two runs, got "
+            f"{name!r} of {', '.join(map(str, runs))}"
+        )
+    return figures.save(COMPARISONS[kind](datasets), folder / name)

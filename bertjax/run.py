@@ -1,0 +1,174 @@
+"""A run's folder: what is in it, and how to get its model, parameters and data back.
+
+config.json   the resolved configuration
+run.json      architecture, labels, versions, devices, hashes, results
+tokenizer/    the tokenizer the run used
+metrics.jsonl, timing.jsonl, tensorboard/, checkpoints/, snapshots/, landscape/, figures/
+"""
+
+import dataclasses
+import functools
+import hashlib
+import importlib.metadata
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bertjax import paths
+from bertjax.config import RunConfig, from_json, to_json
+from bertjax.data.features import Splits, load_splits
+from bertjax.errors import InputError
+from bertjax.model.bert import Numerics
+from bertjax.model.config import BertConfig
+from bertjax.model.heads import TaskModel
+from bertjax.training import sharding
+from bertjax.training.checkpoint import Snapshots
+from bertjax.training.steps import init_params
+from bertjax.tree import flatten
+from bertjax.weights import load_tokenizer
+
+PACKAGES = (
+    "bertjax",
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "orbax-checkpoint",
+    "transformers",
+    "tokenizers",
+    "grain",
+    "numpy",
+)
+
+
+def numerics(config: RunConfig) -> Numerics:
+    """How the run's model is computed."""
+    m = config.model
+    return Numerics(
+        dtype=jnp.dtype(m.dtype),
+        param_dtype=jnp.dtype(m.param_dtype),
+        unroll=m.unroll,
+        remat=m.remat,
+        activation_spec=sharding.ACTIVATIONS,
+    )
+
+
+def build_model(config: RunConfig, architecture: BertConfig, outputs: int) -> TaskModel:
+    """The task model of a run."""
+    m = config.model
+    return TaskModel(
+        architecture.with_dropout(m.hidden_dropout, m.attention_dropout),
+        outputs,
+        numerics(config),
+        m.fusion,
+        m.cls_norm,
+    )
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that decide results."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def parameter_hash(params: Any) -> str:
+    """SHA-256 over names, types, shapes and bytes of all parameters."""
+    digest = hashlib.sha256()
+    for path, leaf in sorted(flatten(params).items()):
+        value = np.asarray(leaf)
+        digest.update(f"{path} {value.dtype} {value.shape}\n".encode())
+        digest.update(np.ascontiguousarray(value).tobytes())
+    return digest.hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A finished or running training run, opened for reading."""
+
+    folder: Path
+    config: RunConfig
+    info: dict[str, Any]
+
+    @classmethod
+    def open(cls, folder: str | Path) -> "Run":
+        """Opens a run's folder; InputError if it is none."""
+        folder = Path(folder).expanduser()
+        if not (folder / "run.json").is_file():
+            raise InputError(f"{folder} is not a run: it has no run.json (a run is made by: python train.py CONFIG)")
+        try:
+            info = json.loads((folder / "run.json").read_text())
+        except ValueError as error:
+            raise InputError(f"{folder / 'run.json'} is damaged: {error}") from None
+        return cls(folder, from_json(RunConfig, folder / "config.json"), info)
+
+    def write(self) -> None:
+        """Writes config.json and run.json."""
+        paths.write_text(self.folder / "config.json", to_json(self.config))
+        paths.write_text(self.folder / "run.json", json.dumps(self.info, indent=2) + "\n")
+
+    @property
+    def head(self) -> str:
+        """Name of the head (a key of HEADS)."""
+        return self.info["head"]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Label names in class order; empty for regression."""
+        return tuple(self.info["labels"])
+
+    @functools.cached_property
+    def model(self) -> TaskModel:
+        """The task model."""
+        return build_model(self.config, BertConfig(**self.info["architecture"]), max(1, len(self.labels)))
+
+    @functools.cached_property
+    def splits(self) -> Splits:
+        """The run's data, tokenized with the run's own tokenizer."""
+        return load_splits(
+            self.config.data,
+            load_tokenizer(self.folder / "tokenizer"),
+            labels=self.labels or None,
+            positions=self.model.config.max_position_embeddings,
+        )
+
+    @property
+    def snapshot_steps(self) -> list[int]:
+        """Steps at which parameters were kept."""
+        snapshots = Snapshots(self.folder / "snapshots")
+        steps = snapshots.steps
+        snapshots.close()
+        return steps
+
+    def params(self, step: int, mesh: Any = None) -> Any:
+        """The parameters at a step, laid over `mesh` by the table of training/sharding.py (None: first device)."""
+        shapes = jax.eval_shape(functools.partial(init_params, self.model), jax.random.key(0))
+        if mesh is None:
+            whole = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+            shardings = jax.tree.map(lambda _: whole, shapes)
+        else:
+            shardings = sharding.parameter_shardings(shapes, mesh)
+        abstract = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
+        snapshots = Snapshots(self.folder / "snapshots")
+        params = snapshots.load(step, abstract)
+        snapshots.close()
+        return params
+
+    def ends(self) -> tuple[int, int]:
+        """Steps of the first and the last snapshot (θ₀ and θ₁); InputError if training has not finished."""
+        steps = self.snapshot_steps
+        if self.info["status"] != "done" or len(steps) < 2:
+            raise InputError(
+                f"{self.folder}: training has not finished (status {self.info['status']!r}); "
+                "run the same train command again to continue it"
+            )
+        return steps[0], steps[-1]

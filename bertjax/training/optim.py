@@ -1,0 +1,76 @@
+"""Optimizers, the learning-rate schedule, and which parameters decay.
+
+`PARAMETER_GROUPS` assigns every parameter to exactly one group by its path; a path that fits none or several is an error.
+"""
+
+from collections.abc import Callable
+from fnmatch import fnmatch
+from typing import Any
+
+import optax
+
+from bertjax.config import OptimOptions
+from bertjax.errors import InputError
+from bertjax.tree import flatten, unflatten
+
+# Group -> path patterns. Weight decay acts on `decay` only (as in BERT: not on biases and layer norms).
+PARAMETER_GROUPS: dict[str, tuple[str, ...]] = {
+    "decay": ("*/kernel", "encoder/embeddings/word", "encoder/embeddings/position", "encoder/embeddings/token_type"),
+    "no_decay": ("*/bias", "*/norm/scale"),
+}
+
+
+def parameter_groups(params: Any) -> dict[str, str]:
+    """The group of each parameter path.
+
+    Raises:
+      InputError: a parameter that fits no group or more than one.
+    """
+    groups = {}
+    for path in flatten(params):
+        fits = [group for group, patterns in PARAMETER_GROUPS.items() if any(fnmatch(path, p) for p in patterns)]
+        if len(fits) != 1:
+            raise InputError(f"parameter {path} fits {len(fits)} parameter groups ({', '.join(fits)}), expected one")
+        groups[path] = fits[0]
+    return groups
+
+
+def decay_mask(params: Any) -> Any:
+    """A tree of booleans: true where weight decay acts."""
+    return unflatten({path: group == "decay" for path, group in parameter_groups(params).items()})
+
+
+def learning_rate_schedule(options: OptimOptions, steps: int) -> optax.Schedule:
+    """Linear warm-up from 0 over `warmup · steps`, then linear decay to 0 at `steps`."""
+    warmup = round(options.warmup * steps)
+    up = optax.schedules.linear_schedule(0.0, options.learning_rate, warmup)
+    down = optax.schedules.linear_schedule(options.learning_rate, 0.0, max(1, steps - warmup))
+    return optax.schedules.join_schedules([up, down], [warmup]) if warmup else down
+
+
+def _adamw(options: OptimOptions, schedule: optax.Schedule) -> optax.GradientTransformation:
+    return optax.adamw(
+        schedule, b1=options.b1, b2=options.b2, eps=options.eps, weight_decay=options.weight_decay, mask=decay_mask
+    )
+
+
+OPTIMIZERS: dict[str, Callable[[OptimOptions, optax.Schedule], optax.GradientTransformation]] = {
+    "adamw": _adamw,
+}
+
+
+def make_optimizer(options: OptimOptions, steps: int) -> optax.GradientTransformation:
+    """Clipping by the global norm, then the optimizer of the table."""
+    for name, low, high in (
+        ("learning_rate", 0, None),
+        ("warmup", 0, 1),
+        ("weight_decay", 0, None),
+        ("clip_norm", 0, None),
+        ("accumulate", 1, None),
+    ):
+        value = getattr(options, name)
+        if not value >= low or (high is not None and value > high):
+            raise InputError(f"optim.{name} is {value}, expected {f'{low} to {high}' if high else f'at least {low}'}")
+    optimizer = OPTIMIZERS[options.name](options, learning_rate_schedule(options, steps))
+    clip = optax.clip_by_global_norm(options.clip_norm) if options.clip_norm else optax.identity()
+    return optax.chain(clip, optimizer)

@@ -1,0 +1,6 @@
+"""Loss landscapes of a run: ``python landscape.py curve|surface|rollback|draw RUN [options]``."""
+
+from bertjax.cli import landscape
+
+if __name__ == "__main__":
+    landscape()
