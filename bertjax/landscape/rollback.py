@@ -1,7 +1,7 @@
 """Rollback: the trained model with one group of layers reset to where it started, without further training.
 
-Groups of layers default to thirds, as in Hao et al. 2019 (section 5); single layers and the embeddings as a group of their
-own are a choice of this project. All cases run through one compiled program, as points whose parameters are selected
+Groups of layers default to thirds, as in Hao et al. 2019; single layers and the embeddings as a group of their own are
+a choice of this project. All cases run through one compiled program, as points whose parameters are selected
 bit by bit from θ₀ and θ₁.
 """
 
@@ -35,7 +35,7 @@ class Group:
 
 
 def layer_groups(depth: int, parts: int = 3, singles: bool = True) -> list[Group]:
-    """The trained model, the embeddings, `parts` groups of layers, single layers, the pooler, and everything at once."""
+    """The trained model, embeddings, `parts` groups of layers, single layers, the pooler, and everything at once."""
     if not 1 <= parts <= depth:
         raise InputError(f"{parts} groups of {depth} layers: expected 1 to {depth}")
     groups = [Group(NONE, ()), Group(EMBEDDINGS, (), embeddings=True)]

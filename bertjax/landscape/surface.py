@@ -51,8 +51,8 @@ def surface(
       attributes: stored with the result.
 
     Returns:
-      Dataset with `loss` and `loss_se` (standard error of the mean over examples) over (split, [beta,] alpha), `status`,
-      and `example_loss` over ([beta,] alpha, example); the same for every other key of the dictionary.
+      Dataset with `loss` and `loss_se` (standard error of the mean over examples) over (split, [beta,] alpha),
+      `status`, and `example_loss` over ([beta,] alpha, example); the same for every other key of the dictionary.
 
     Raises:
       InputError: directions, coordinates or data that do not fit; no examples.

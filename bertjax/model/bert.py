@@ -96,7 +96,7 @@ class SelfAttention(nn.Module):
     def __call__(
         self, x: Array, queries: Array, mask: Array, key: Array | None, weights: bool
     ) -> tuple[Array, Array | None]:
-        """x [batch, n, d] gives keys and values, queries [batch, m, d] the rows computed; mask [batch, 1, 1 or m, n]."""
+        """x [batch, n, d] gives keys and values, queries [batch, m, d] the rows computed; mask [batch, 1, 1, n]."""
         c = self.config
         options = dict(stddev=c.initializer_range, dtype=self.numerics.dtype, param_dtype=self.numerics.param_dtype)
         heads = (c.num_attention_heads, c.head_dim)

@@ -64,13 +64,13 @@ def learning(runs: dict[str, Path], target: Path, baselines: dict[str, float] | 
     return figures.save(figure, target)
 
 
-def compare(runs: list[Path], name: str, folder: Path) -> list[Path]:
-    """Draws one result of several runs on one scale."""
-    datasets = {run.name: read_netcdf(run / "landscape" / f"{name}.nc") for run in runs}
+def compare(runs: dict[str, Path], name: str, target: Path) -> list[Path]:
+    """Draws one result of several runs (name -> folder) on one scale."""
+    datasets = {title: read_netcdf(run / "landscape" / f"{name}.nc") for title, run in runs.items()}
     kinds = {dataset.attrs.get("kind") for dataset in datasets.values()}
     if len(datasets) < 2 or len(kinds) != 1 or (kind := kinds.pop()) not in COMPARISONS:
         raise InputError(
             f"compare: expected one result ({' or '.join(COMPARISONS)}) of at least two runs, got "
-            f"{name!r} of {', '.join(map(str, runs))}"
+            f"{name!r} of {', '.join(map(str, runs.values()))}"
         )
-    return figures.save(COMPARISONS[kind](datasets), folder / name)
+    return figures.save(COMPARISONS[kind](datasets), target)

@@ -71,8 +71,9 @@ class _Job:
             f"run     {c.folder}",
             f"model   {c.model.path} ({c.model.init}), {parameters:,} parameters; {'; '.join(self.notes)}",
             *(f"data    {line}" for line in self.splits.summary()),
-            f"train   {self.total} steps of {c.train.batch_size} rows ({self.total * c.train.batch_size / n:.2f} epochs)"
-            f" on {self.mesh.size} {jax.devices()[0].platform} device(s), mesh {shape}",
+            f"train   {self.total} steps of {c.train.batch_size} rows "
+            f"({self.total * c.train.batch_size / n:.2f} epochs) "
+            f"on {self.mesh.size} {jax.devices()[0].platform} device(s), mesh {shape}",
         ]
 
 

@@ -1,6 +1,6 @@
 """Optimizers, the learning-rate schedule, and which parameters decay.
 
-`PARAMETER_GROUPS` assigns every parameter to exactly one group by its path; a path that fits none or several is an error.
+`PARAMETER_GROUPS` assigns every parameter to one group by its path; a path that fits none or several is an error.
 """
 
 from collections.abc import Callable

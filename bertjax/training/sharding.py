@@ -1,7 +1,7 @@
 """How a run is laid over devices: one table for parameters, one entry each for activations and batches.
 
 Mesh axes: `data` splits rows; `fsdp` splits rows, parameters and optimizer state; `tensor` splits attention heads and
-feed-forward units. `PARAMETER_SPECS` is read from top to bottom, the first pattern that fits a parameter's path decides.
+feed-forward units. Of `PARAMETER_SPECS` the first pattern that fits a parameter's path decides.
 """
 
 from fnmatch import fnmatch

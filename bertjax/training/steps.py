@@ -58,7 +58,7 @@ def train_step(
 ) -> tuple[TrainState, dict[str, Array]]:
     """One optimizer step on the weighted mean loss of the batch.
 
-    With accumulate = k the rows are cut into k parts (row i goes to part i mod k, so that each part lies over all devices);
+    With accumulate = k the rows are cut into k parts (row i goes to part i mod k, so that each lies over all devices);
     the sums of loss and gradient over the parts are divided by the whole weight, as if the batch were one.
 
     Returns:
@@ -111,7 +111,7 @@ class Steps:
     abstract: TrainState
     """Shape and type of each leaf of the state, with its sharding."""
     init: Callable[[Array, Any], TrainState]
-    """(seed, loaded parameters as a flat dictionary) -> state, born sharded; what is not loaded is drawn from the seed."""
+    """(seed, loaded parameters by path) -> state, born sharded; what is not loaded is drawn from the seed."""
 
 
 @functools.lru_cache(maxsize=8)

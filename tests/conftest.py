@@ -1,0 +1,21 @@
+"""Settings of all tests: 8 forced CPU devices, strict promotion, no hub."""
+
+import os
+
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+
+import jax
+import pytest
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+@pytest.fixture(autouse=True)
+def _private_cache(tmp_path, monkeypatch):
+    """No test reads or writes the user's cache of tokenized rows."""
+    monkeypatch.setenv("HOME", str(tmp_path))
