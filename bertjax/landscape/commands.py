@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import jax
-import numpy as np
 import tyro
 import xarray as xr
 
+from bertjax.baselines import majority_baseline
 from bertjax.landscape import plane as planes
 from bertjax.landscape import rollback as rollbacks
 from bertjax.landscape.directions import Ends, direction, load_ends
@@ -222,8 +222,9 @@ def _identity(run: Run, kind: str, command: Any) -> dict[str, Any]:
 
 
 def _majority(run: Run) -> float:
-    labels = run.splits.dev.labels
-    return float(np.bincount(labels).max() / len(labels)) if run.labels else float("nan")
+    """Accuracy of always answering the most frequent training label; NaN for regression."""
+    splits = run.splits
+    return majority_baseline(splits.train.labels, splits.dev.labels) if run.labels else float("nan")
 
 
 def _store(path: Path) -> Path:

@@ -104,19 +104,13 @@ class SelfAttention(nn.Module):
         k = dense(heads, name="key", **options)(x)  # [batch, n, heads, head_dim]
         v = dense(heads, name="value", **options)(x)
         key_weights, key_output = (None, None) if key is None else jax.random.split(key)
-        attention = None
-        if weights or (key is not None and c.attention_probs_dropout_prob > 0):
-            attention = attention_weights(q, k, mask)
-            dropped = dropout(attention, c.attention_probs_dropout_prob, key_weights)
-            context = jnp.einsum("bhmn,bnhk->bmhk", dropped.astype(v.dtype), v)
-        else:
-            # JAX's own function promotes bfloat16 to float32 inside, which strict promotion would refuse.
-            with jax.numpy_dtype_promotion("standard"):
-                context = jax.nn.dot_product_attention(q, k, v, mask=mask)
+        attention = attention_weights(q, k, mask)
+        dropped = dropout(attention, c.attention_probs_dropout_prob, key_weights)
+        context = jnp.einsum("bhmn,bnhk->bmhk", dropped.astype(v.dtype), v)
         y = dense(c.hidden_size, axis=(-2, -1), name="output", **options)(context)
         y = dropout(y, c.hidden_dropout_prob, key_output)
         y = LayerNorm(c.layer_norm_eps, self.numerics.dtype, self.numerics.param_dtype, name="norm")(queries + y)
-        return y, attention
+        return y, attention if weights else None
 
 
 def attention_weights(q: Array, k: Array, mask: Array) -> Array:
