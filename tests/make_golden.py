@@ -12,6 +12,7 @@ A golden is a folder with config.json, model.safetensors (MiniLM's is the demo p
 
 import argparse
 import dataclasses
+import functools
 import importlib.util
 import json
 import sys
@@ -127,6 +128,8 @@ def minilm_part(outputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def bertjax_outputs(folder: Path, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The outputs of bertjax on a model folder; `logits` only where the checkpoint has a classifier."""
+    import jax
+
     from bertjax import weights
     from bertjax.model.bert import BertModel
     from bertjax.model.heads import TaskModel
@@ -134,14 +137,15 @@ def bertjax_outputs(folder: Path, batch: dict[str, np.ndarray]) -> dict[str, np.
     config, params, _ = weights.load(folder)
     model, encoder = BertModel(config), {"params": params["encoder"]}
     inputs = [batch.get(name) for name in INPUTS]
-    encoded = model.apply(encoder, *inputs, hidden_states=True, attentions=True)
+    encoded = jax.jit(functools.partial(model.apply, hidden_states=True, attentions=True))(encoder, *inputs)
     outputs = {
         "hidden_states": encoded.hidden_states,
         "attentions": encoded.attentions,
         "pooled": model.apply(encoder, encoded.cls, method="pool"),
     }
     if "head" in params and "position_ids" not in batch:
-        outputs["logits"] = TaskModel(config, params["head"]["bias"].size).apply({"params": params}, *inputs[:3])
+        task = TaskModel(config, params["head"]["bias"].size)
+        outputs["logits"] = jax.jit(task.apply)({"params": params}, *inputs[:3])
     elif "head" in params:
         outputs["logits"] = outputs["pooled"] @ params["head"]["kernel"] + params["head"]["bias"][None]
     return {name: np.asarray(x) for name, x in outputs.items()}

@@ -142,13 +142,11 @@ def test_evaluation_has_every_row_once(n, batch_size):
     assert sorted(index[weights == 1]) == list(range(n))
     order = index[weights == 1]
     assert np.array_equal(order, np.argsort(features.lengths, kind="stable"))
-    below = dict(zip(BUCKETS, (0, *BUCKETS), strict=False))
     for batch in batches:
-        bucket = batch["input_ids"].shape[1]
-        lengths = features.lengths[batch["index"][batch["weights"] == 1]]
-        assert ((below[bucket] < lengths) & (lengths <= bucket)).all()
-    short = [batch["input_ids"].shape[1] for batch in batches if not batch["weights"].all()]
-    assert len(short) == len(set(short))  # at most one batch of each bucket is not full
+        longest = features.lengths[batch["index"][batch["weights"] == 1]].max()
+        assert batch["input_ids"].shape[1] == min(bucket for bucket in BUCKETS if bucket >= longest)
+    assert len(batches) == -(-n // batch_size)  # so padding rows fill at most one batch
+    assert all(batch["weights"].all() for batch in batches[1:])
 
 
 def test_bucket_lengths_end_at_the_limit():
@@ -188,3 +186,28 @@ sys.exit(f"imported {loaded}" if loaded else 0)
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(("n", "batch_size", "window"), [(103, 8, 4), (64, 8, 8), (5, 8, 3), (40, 4, 10)])
+def test_grouping_by_length_keeps_every_row_and_saves_padding(n, batch_size, window):
+    features = made(n)
+
+    def stream(w):
+        return train_batches(features, batch_size=batch_size, buckets=range(1, 65), seed=3, window=w)
+
+    count = -(-n // (batch_size * window)) * window
+    batches = list(itertools.islice(stream(window), count))
+    order = np.concatenate([batch["index"] for batch in batches])
+    times = np.bincount(order, minlength=n)
+    assert times.min() >= count * batch_size // n and times.max() <= -(-count * batch_size // n)
+    plain = list(itertools.islice(stream(1), count))
+    area = [sum(batch["input_ids"].size for batch in some) for some in (batches, plain)]
+    assert area[0] <= area[1]
+    again = stream(window)
+    for _ in range(3):
+        next(again)
+    resumed = stream(window)
+    resumed.set_state(again.get_state())
+    for _ in range(4):
+        expected, got = next(again), next(resumed)
+        assert all(np.array_equal(expected[name], got[name]) for name in expected)

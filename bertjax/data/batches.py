@@ -10,7 +10,6 @@ A batch is a dictionary of arrays for B rows padded to L word pieces:
   index           [B]    int32    position among the features, -1 for a padding row
 """
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +21,9 @@ from bertjax.data.features import Features
 from bertjax.errors import InputError
 
 Batch = dict[str, np.ndarray]
+
+# "Endless": grain's own endless repetition overflows when it is cut into batches of one row.
+PASSES = 1 << 30
 
 
 def bucket_lengths(options: DataOptions) -> tuple[int, ...]:
@@ -88,7 +90,7 @@ def train_batches(
     def batch(indices: np.ndarray) -> Batch:
         return collate(features, indices, _bucket(buckets, lengths[indices].max()), batch_size, pad_id=pad_id)
 
-    indices = grain.MapDataset.range(len(features)).seed(seed).shuffle().repeat().batch(batch_size * window)
+    indices = grain.MapDataset.range(len(features)).seed(seed).shuffle().repeat(PASSES).batch(batch_size * window)
     if window > 1:
         indices = _LengthOrdered(indices, lengths, window, seed)
     # The rows are in memory: more threads would only compete for the interpreter.
@@ -104,7 +106,7 @@ class _LengthOrdered(grain.MapDataset):
         self._lengths, self._window, self._seed = lengths, window, seed
 
     def __len__(self) -> int:
-        return min(len(self._parent), sys.maxsize // self._window) * self._window
+        return len(self._parent) * self._window
 
     def __getitem__(self, number: Any) -> Any:
         which, part = divmod(number, self._window)
@@ -114,18 +116,16 @@ class _LengthOrdered(grain.MapDataset):
 
 
 def eval_batches(features: Features, *, batch_size: int, buckets: Sequence[int], pad_id: int = 0) -> list[Batch]:
-    """All rows once, ordered by length and cut into batches; padding rows fill the last batch of each bucket."""
+    """All rows once, ordered by length and cut into batches; at most one, the first, holds padding rows."""
     _check(features, batch_size, buckets)
     order = np.argsort(features.lengths, kind="stable")
-    ordered = features.lengths[order]
     batches = []
-    start = 0
-    for bucket in sorted(buckets):
-        stop = int(np.searchsorted(ordered, bucket, side="right"))
-        for first in range(start, stop, batch_size):
-            rows = order[first : min(first + batch_size, stop)]
-            batches.append(collate(features, rows, bucket, batch_size, pad_id=pad_id))
-        start = stop
+    # The batch that is not full comes first, where rows are shortest.
+    stops = range(len(order) % batch_size or batch_size, len(order) + 1, batch_size)
+    for start, stop in zip((0, *stops), stops, strict=False):
+        rows = order[start:stop]
+        length = _bucket(buckets, int(features.lengths[rows[-1]]))
+        batches.append(collate(features, rows, length, batch_size, pad_id=pad_id))
     return batches
 
 
