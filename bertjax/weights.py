@@ -193,39 +193,40 @@ def load(folder: Path) -> tuple[BertConfig, Tree, LoadReport]:
         others = sorted(p.name for p in folder.glob("*.bin")) + sorted(p.name for p in folder.glob("*.index.json"))
         hint = f" (found {', '.join(others)}; convert with save_pretrained)" if others else ""
         raise InputError(f"{file} does not exist{hint}")
-    found: dict[str, dict[int | None, np.ndarray]] = {}
-    unexpected = []
+    found: dict[str, dict[int | None, tuple[str, np.ndarray]]] = {}
+    unexpected, wrong = [], []
     for name, tensor in _tensors(file):
         match = _match(name)
         if match is not None:
             rule, layer = match
-            found.setdefault(rule.path, {})[layer] = tensor
+            known = found.setdefault(rule.path, {})
+            if layer in known:
+                wrong.append(f"{name} and {known[layer][0]} are the same parameter")
+            known[layer] = (name, tensor)
         elif not BUFFERS.search(name):
             unexpected.append(name)
-    parameters, fresh, missing, wrong = {}, [], [], []
+    _drop_foreign_classifier(found, config)
+    parameters, fresh, missing = {}, [], []
     for rule in RULES:
         if rule.path == "encoder/embeddings/token_type" and config.type_vocab_size == 0:
             continue
         layers = list(range(config.num_hidden_layers)) if "{i}" in rule.name else [None]
-        tensors = found.pop(rule.path, {})
+        tensors = found.get(rule.path, {})
         absent = [rule.name.format(i=i) for i in layers if i not in tensors]
-        if absent and not rule.path.startswith("head/"):
-            (fresh if rule.path.startswith("encoder/pooler/") else missing).extend(
-                [rule.path] if rule.path.startswith("encoder/pooler/") else absent
-            )
-        unexpected += [rule.name.format(i=i) for i in tensors if i not in layers]
         if absent:
+            if rule.path.startswith("encoder/pooler/"):
+                fresh.append(rule.path)
+            elif not rule.path.startswith("head/"):
+                missing += absent
             continue
-        try:
-            converted = [rule.load(tensors[i], config) for i in layers]
-            value = np.stack(converted) if layers != [None] else converted[0]
-        except ValueError:
-            wrong.append(f"{rule.name}: shape {tensors[layers[0]].shape} does not fit config.json")
-            continue
-        expected = _shape(rule, config)
-        if expected is not None and value.shape != expected:
-            wrong.append(f"{rule.name}: shape {value.shape} as {rule.path}, config.json says {expected}")
-        parameters[rule.path] = value
+        stored = [tensors.pop(i) for i in layers]
+        expected = _stored_shape(rule, config)
+        faults = [_fault(name, tensor, expected) for name, tensor in stored]
+        wrong += [fault for fault in faults if fault]
+        if not any(faults):
+            converted = [rule.load(tensor, config) for _, tensor in stored]
+            parameters[rule.path] = converted[0] if layers == [None] else np.stack(converted)
+    unexpected += [name for tensors in found.values() for name, _ in tensors.values()]
     if missing or wrong:
         problems = [f"missing {name}" for name in missing] + wrong
         shown = "; ".join(problems[:8]) + (f"; and {len(problems) - 8} more" if len(problems) > 8 else "")
@@ -258,7 +259,32 @@ def _tensors(file: Path) -> Iterator[tuple[str, np.ndarray]]:
         raise InputError(f"{file} is not a readable safetensors file ({size:,} bytes; {first_line(error)})") from None
 
 
+def _drop_foreign_classifier(found: dict[str, dict[int | None, tuple[str, np.ndarray]]], c: BertConfig) -> None:
+    """Leaves a classifier that is no map of the [CLS] vector to be reported as unexpected, under its own name."""
+    pair = [found[path][None] for path in ("head/kernel", "head/bias") if path in found]
+    if pair and (len(pair) < 2 or pair[0][1].shape != (*pair[1][1].shape, c.hidden_size)):
+        for path in ("head/kernel", "head/bias"):
+            if path in found:
+                found[f"foreign {path}"] = found.pop(path)
+
+
+def _fault(name: str, tensor: np.ndarray, expected: tuple[int, ...] | None) -> str:
+    """What is wrong with a tensor of a checkpoint, or nothing."""
+    if tensor.dtype.kind != "f" and tensor.dtype.name != "bfloat16":
+        return f"{name}: type {tensor.dtype}, expected floating point numbers (quantized checkpoints are not read)"
+    if expected is not None and tensor.shape != expected:
+        return f"{name}: shape {tensor.shape}, config.json says {expected}"
+    return ""
+
+
+def _stored_shape(rule: Rule, c: BertConfig) -> tuple[int, ...] | None:
+    """The shape of a rule's tensors in a checkpoint; None: any."""
+    shape = _shape(rule, c)
+    return None if shape is None else rule.export(np.broadcast_to(np.float32(0), shape), c).shape
+
+
 def _shape(rule: Rule, c: BertConfig) -> tuple[int, ...] | None:
+    """The shape of a rule's parameter in the tree, for one layer; None: any."""
     d, f, heads = c.hidden_size, c.intermediate_size, (c.num_attention_heads, c.head_dim)
     shapes = (
         {
@@ -276,5 +302,4 @@ def _shape(rule: Rule, c: BertConfig) -> tuple[int, ...] | None:
     )
     if rule.path.startswith("head/"):
         return None
-    per_layer = next((shape for end, shape in shapes.items() if rule.path.endswith(end)), (d,))
-    return (c.num_hidden_layers, *per_layer) if "{i}" in rule.name else per_layer
+    return next((shape for end, shape in shapes.items() if rule.path.endswith(end)), (d,))

@@ -206,7 +206,7 @@ class TestCache:
         variants = (
             {"max_length": 4},
             {"too_long": "error"},
-            {"text": "label"},
+            {"text": "label", "dev_rows": 2},
             {"text_pair": "label"},
             {"encoding": "ascii"},
         )
@@ -314,7 +314,7 @@ def test_dev_rows_are_checked_like_training_rows(load):
     [("null", "is missing"), ("[1]", "is a list, expected a text"), ('"\\ud800"', "has the lone surrogate")],
 )
 def test_json_values_that_are_no_text(load, value, message):
-    lines = ['{"text": "a", "label": 1}', '{"text": %s, "label": 0}' % value, '{"label": 1}']
+    lines = ['{"text": "a", "label": 1}', f'{{"text": {value}, "label": 0}}', '{"label": 1}']
     with pytest.raises(InputError, match=rf"train\.jsonl:2: column 'text' {message}"):
         load(lines, name="train.jsonl")
 

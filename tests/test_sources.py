@@ -173,7 +173,7 @@ def test_unusable_options(tmp_path):
 
 
 def test_messages_show_the_path_as_given():
-    with pytest.raises(InputError, match="^package://bertjax/nothing.csv: does not exist"):
+    with pytest.raises(InputError, match=r"^package://bertjax/nothing\.csv: does not exist"):
         open_source("package://bertjax/nothing.csv")
 
 

@@ -136,7 +136,7 @@ def _as_number(value: Any) -> float:
         number = math.nan if "_" in text else float(text)  # Python would read 1_0 as 10
     except ValueError:
         number = math.nan
-    if not abs(number) <= np.finfo(np.float32).max:
+    if not abs(number) <= float(np.finfo(np.float32).max):
         raise ValueError(f"is {text!r}, expected a finite number (--data.task=classification takes names)")
     return number
 

@@ -151,7 +151,7 @@ def _save(file: Path, key: str, tokens: Tokens) -> None:
 def _load(file: Path, key: str, rows: int, vocabulary: int) -> Tokens | None:
     """The cached word pieces; None where there are none or the file is not what it should be."""
     try:
-        with np.load(file, allow_pickle=False) as stored:
+        with file.open("rb") as raw, np.load(raw, allow_pickle=False) as stored:
             if str(stored["key"]) != key:
                 return None
             tokens = Tokens(**{field.name: stored[field.name] for field in dataclasses.fields(Tokens)})

