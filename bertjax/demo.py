@@ -44,9 +44,9 @@ class Demo:
     """Rows held out."""
     max_length: int = 64
     """Longest sequence in word pieces."""
-    epochs: float = 2.0
+    epochs: float = 1.5
     """Passes over the training rows."""
-    learning_rate: float = 1e-4
+    learning_rate: float = 2e-4
     """Peak learning rate."""
     batch_size: int = 32
     """Rows per step."""

@@ -556,3 +556,14 @@ def test_gradient_of_the_loss_is_softmax_minus_one_hot():
     logits, labels = jnp.array([[0.5, -1.0, 2.0]]), jnp.array([1])
     gradient = jax.grad(lambda z: HEADS["classification"].loss(z, labels).sum())(logits)
     np.testing.assert_allclose(gradient, scipy.special.softmax(logits, axis=1) - np.eye(3)[[1]], atol=1e-6)
+
+
+def test_accelerators_get_jaxs_attention_and_cpus_their_own():
+    model = BertModel(tiny_config())
+    ids = jnp.ones((2, 5), jnp.int32)
+    params = jax.eval_shape(model.init, jax.random.key(0), ids)
+    traced = jax.jit(lambda p, ids: model.apply(p, ids).cls).trace(params, ids)
+    text = {platform: traced.lower(lowering_platforms=(platform,)).as_text() for platform in ("cpu", "tpu", "cuda")}
+    products = {platform: text[platform].count("dot_general") for platform in text}
+    assert products["cpu"] == products["tpu"] == products["cuda"]  # only one of the two attentions is lowered
+    assert text["cpu"] != text["tpu"]

@@ -254,7 +254,7 @@ def test_meshes_that_do_not_fit_are_refused():
             sharding.make_mesh(options)
     mesh = sharding.make_mesh(MeshOptions(data=1, tensor=8))
     shapes = jax.eval_shape(lambda key: init_params(TaskModel(CONFIG, 3), key), jax.random.key(0))
-    with pytest.raises(InputError, match="does not divide over this mesh.*query"):
+    with pytest.raises(InputError, match=r"does not divide over this mesh.*query"):
         sharding.parameter_shardings(shapes, mesh)  # 4 heads over 8 devices
     with pytest.raises(InputError, match="multiple of 16"):
         sharding.check_batch_size("train.batch_size", 24, sharding.make_mesh(MeshOptions()), parts=2)

@@ -75,7 +75,7 @@ def train_batches(
     """Endless batches in an order drawn anew for every pass over the rows.
 
     With `window` > 1 the rows of so many batches are ordered by length before they are cut, and those batches are
-    shuffled: batches of similar lengths need less padding.
+    shuffled: batches of similar lengths need less padding. A window that spans two passes mixes them.
 
     Each row comes exactly once a pass; a batch may hold the end of one pass and the start of the next, so batches are
     always full. `get_state` and `set_state` of the iterator continue exactly.

@@ -104,11 +104,24 @@ class SelfAttention(nn.Module):
         k = dense(heads, name="key", **options)(x)  # [batch, n, heads, head_dim]
         v = dense(heads, name="value", **options)(x)
         key_weights, key_output = (None, None) if key is None else jax.random.split(key)
-        context, attention = attend(q, k, v, mask, c.attention_probs_dropout_prob, key_weights)
+        attention = None
+        if weights or (key is not None and c.attention_probs_dropout_prob > 0):
+            context, attention = attend(q, k, v, mask, c.attention_probs_dropout_prob, key_weights)
+        else:
+            # JAX's own function is the choice of accelerators; on CPUs it is slower than `attend`.
+            context = jax.lax.platform_dependent(
+                q, k, v, mask, cpu=lambda *tensors: attend(*tensors)[0], default=_dot_product_attention
+            )
         y = dense(c.hidden_size, axis=(-2, -1), name="output", **options)(context)
         y = dropout(y, c.hidden_dropout_prob, key_output)
         y = LayerNorm(c.layer_norm_eps, self.numerics.dtype, self.numerics.param_dtype, name="norm")(queries + y)
         return y, attention if weights else None
+
+
+def _dot_product_attention(q: Array, k: Array, v: Array, mask: Array) -> Array:
+    # It promotes bfloat16 to float32 inside, which strict promotion would refuse.
+    with jax.numpy_dtype_promotion("standard"):
+        return jax.nn.dot_product_attention(q, k, v, mask=mask)
 
 
 def attend(

@@ -159,7 +159,12 @@ def _train(job: _Job) -> None:
     buckets = batching.bucket_lengths(c.data)
     pad_id = info["architecture"]["pad_token_id"]
     iterator = batching.train_batches(
-        job.splits.train, batch_size=c.train.batch_size, buckets=buckets, seed=c.train.seed, pad_id=pad_id
+        job.splits.train,
+        batch_size=c.train.batch_size,
+        buckets=buckets,
+        seed=c.train.seed,
+        pad_id=pad_id,
+        window=c.data.group_by_length,
     )
     dev = batching.eval_batches(job.splits.dev, batch_size=c.train.eval_batch_size, buckets=buckets, pad_id=pad_id)
     checkpoints = Checkpoints(folder / "checkpoints", task.headline, task.higher_is_better)
