@@ -44,7 +44,7 @@ class Demo:
     """Rows held out."""
     max_length: int = 64
     """Longest sequence in word pieces."""
-    epochs: float = 1.5
+    epochs: float = 1.25
     """Passes over the training rows."""
     learning_rate: float = 2e-4
     """Peak learning rate."""

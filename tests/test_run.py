@@ -471,6 +471,19 @@ def test_every_field_of_the_configuration_is_documented():
             assert lines[where + 1].strip().startswith('"""'), f"{cls.__name__}.{field.name}"
 
 
+def test_every_field_of_the_configuration_is_read():
+    """An option that nothing reads would be accepted and ignored."""
+    import re
+
+    from bertjax import config as module
+
+    folder = Path(module.__file__).parent
+    code = "\n".join(path.read_text() for path in folder.rglob("*.py") if path.name not in ("config.py", "demo.py"))
+    for cls in (ModelOptions, DataOptions, OptimOptions, TrainOptions):
+        for field in dataclasses.fields(cls):
+            assert re.search(rf"\b\w+\.{field.name}\b(?!=)", code), f"{cls.__name__}.{field.name}"
+
+
 def test_config_round_trip_and_its_errors(tmp_path):
     config = RunConfig(name="x", data=DataOptions(labels=("a", "b"), train_rows=5))
     path = tmp_path / "config.json"
