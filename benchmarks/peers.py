@@ -1,7 +1,6 @@
 """bertjax against FlaxBert (transformers 4.57) and PyTorch's BERT: same weights, same batches, one process.
 
-    pip install -r benchmarks/requirements.txt && pip install --no-deps -e .
-    python benchmarks/peers.py [--quick] [--json FILE]
+    make bench                                            (OPTIONS=--quick for a short run, --json FILE for the numbers)
 
 Three kinds of work on MiniLM (6 layers, 384 wide) with a classifier of 3 labels, in float32:
 

@@ -44,7 +44,7 @@ class Demo:
     """Rows held out."""
     max_length: int = 64
     """Longest sequence in word pieces."""
-    epochs: float = 1.25
+    epochs: float = 1.0
     """Passes over the training rows."""
     learning_rate: float = 2e-4
     """Peak learning rate."""
@@ -135,7 +135,13 @@ def config(options: Demo, start: str) -> RunConfig:
             group_by_length=16,
         ),
         optim=OptimOptions(learning_rate=options.learning_rate),
-        train=TrainOptions(epochs=options.epochs, batch_size=options.batch_size, snapshots=4, seed=options.seed),
+        train=TrainOptions(
+            epochs=options.epochs,
+            batch_size=options.batch_size,
+            eval_every=max(1, round(options.epochs * options.train_rows / options.batch_size / 2)),
+            snapshots=4,
+            seed=options.seed,
+        ),
     )
 
 
