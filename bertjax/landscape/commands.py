@@ -125,9 +125,8 @@ def main(argv: Sequence[str]) -> None:
         say(*(f"figure  {figure}" for figure in draw.draw_run(Path(command.run))))
         return
     if isinstance(command, Compare):
-        figures = draw.compare(
-            {Path(run).name: Path(run) for run in command.run}, command.name, Path(command.out) / command.name
-        )
+        runs = draw.distinct_names([Path(run) for run in command.run])
+        figures = draw.compare(runs, command.name, Path(command.out) / command.name)
         say(*(f"figure  {figure}" for figure in figures))
         return
     path = compute(command)

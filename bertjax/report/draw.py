@@ -1,6 +1,6 @@
 """Draws the stored results of runs: which figure belongs to which kind of result."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import xarray as xr
@@ -62,6 +62,23 @@ def learning(runs: dict[str, Path], target: Path, baselines: dict[str, float] | 
     )
     figure = figures.learning_figure(records, headline=headline.removeprefix("dev/"), baselines=baselines or {})
     return figures.save(figure, target)
+
+
+def distinct_names(folders: Sequence[Path]) -> dict[str, Path]:
+    """Names of folders by the last parts of their paths, as few as tell each from all others.
+
+    Raises:
+      InputError: a folder is given twice.
+    """
+    parts = [folder.expanduser().resolve().parts for folder in folders]
+    names: dict[str, Path] = {}
+    for folder, own in zip(folders, parts, strict=True):
+        if parts.count(own) > 1:
+            raise InputError(f"{folder} is given twice")
+        others = [other for other in parts if other != own]
+        length = next((n for n in range(1, len(own)) if all(other[-n:] != own[-n:] for other in others)), len(own))
+        names["/".join(own[-length:])] = folder
+    return names
 
 
 def compare(runs: dict[str, Path], name: str, target: Path) -> list[Path]:
