@@ -123,9 +123,11 @@ class RowReader:
     def _check_column(self, option: str, column: str) -> None:
         for part in self.source.parts:
             if column not in part.columns:
+                table = part.reading[0] in (".csv", ".tsv")
+                headless = ". A file without a header line needs --data.columns" if table else ""
                 raise InputError(
                     f"{part.path}: no column {column!r} (--data.{option}), expected one of {listed(part.columns)}"
-                    f"{_did_you_mean(column, part.columns)}. A file without a header line needs --data.columns"
+                    f"{_did_you_mean(column, part.columns)}{headless}"
                 )
 
 
