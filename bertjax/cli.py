@@ -1,13 +1,16 @@
 """The command line: ``bertjax train|landscape|demo`` and the entry scripts train.py and landscape.py.
 
-Errors of the input are one line on standard error and exit code 2; Ctrl-C is exit code 130.
+Errors of the input and of the file system are one line on standard error and exit code 2; a signal is exit code
+128 + its number (130 for Ctrl-C, 143 for SIGTERM).
 """
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
-from bertjax.errors import InputError
+from bertjax.errors import InputError, first_line
 
 USAGE = """usage: bertjax COMMAND ...
 
@@ -18,8 +21,11 @@ USAGE = """usage: bertjax COMMAND ...
 COMMAND --help lists the options."""
 
 
+DRY_RUN = ("--dry-run", "--dry_run")
+
+
 def guarded(function: Callable[[Sequence[str]], None], argv: Sequence[str]) -> None:
-    """Runs a command; turns InputError into one line and exit code 2."""
+    """Runs a command; turns what a user can mend into one line and exit code 2."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # transformers notices at import that no PyTorch is there; it is not needed.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
@@ -27,12 +33,18 @@ def guarded(function: Callable[[Sequence[str]], None], argv: Sequence[str]) -> N
     try:
         function(argv)
     except InputError as error:
-        message = " ".join(str(error).split())
-        print(f"error: {message}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except KeyboardInterrupt:
+        _fail(str(error))
+    except OSError as error:
+        where = f": {error.filename}" if error.filename else ""
+        _fail(f"{error.strerror or first_line(error)}{where}; what was complete before is kept")
+    except KeyboardInterrupt as error:
         print("interrupted: what was complete is kept; the same command continues", file=sys.stderr)
-        raise SystemExit(130) from None
+        raise SystemExit(128 + getattr(error, "number", signal.SIGINT)) from None
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    raise SystemExit(2) from None
 
 
 def train(argv: Sequence[str] | None = None) -> None:
@@ -73,13 +85,20 @@ def _train(argv: Sequence[str]) -> None:
     if not argv or argv[0].startswith("-"):
         if argv and argv[0] in ("--help", "-h"):
             print(
-                "usage: train.py CONFIG[:ARG] [--section.field=value ...]\n\nCONFIG is a file in configs/ or its name. "
+                "usage: train.py CONFIG[:ARG] [--dry-run] [--section.field=value ...]\n\n"
+                "CONFIG is a file in configs/ or its name. --dry-run says what the run would do and cost.\n"
                 "The options below show the defaults; a config file sets its own.\n"
             )
             tyro.cli(RunConfig, prog="train.py CONFIG[:ARG]", args=["--help"], use_underscores=True)
         raise InputError("train: expected CONFIG[:ARG] first, for example: python train.py configs/quickstart.py")
     default = load_config(argv[0])
-    config = tyro.cli(RunConfig, prog=f"train.py {argv[0]}", default=default, args=list(argv[1:]), use_underscores=True)
+    options = [option for option in argv[1:] if option not in DRY_RUN]
+    config = tyro.cli(RunConfig, prog=f"train.py {argv[0]}", default=default, args=options, use_underscores=True)
+    if len(options) < len(argv) - 1:
+        from bertjax.training.estimate import dry_run
+
+        dry_run(config)
+        return
     from bertjax.training.loop import train
 
     train(config)

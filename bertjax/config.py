@@ -121,6 +121,8 @@ class OptimOptions:
     """Largest global gradient norm; 0: no clipping."""
     accumulate: int = 1
     """Micro-batches per step: the batch is cut into this many parts and their gradients are summed."""
+    max_skipped: int = 0
+    """How many steps whose gradient is not finite are skipped; one more stops the run. 0: the first one stops it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -37,7 +37,8 @@ def resolve(path: str) -> Path:
 def replacing(path: Path) -> Iterator[Path]:
     """Yields a temporary path beside `path`; renames it onto `path` if the block succeeds, removes it if not."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent)
+    # The temporary file keeps the ending: numpy adds its own to a file without.
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.tmp-", suffix=path.suffix, dir=path.parent)
     os.close(handle)
     temporary = Path(name)
     try:
@@ -54,3 +55,9 @@ def write_text(path: Path, text: str) -> None:
     """Writes a text file so that a reader sees the old contents or the new, never a part."""
     with replacing(path) as temporary:
         temporary.write_text(text)
+
+
+def remove_temporary(folder: Path) -> None:
+    """Removes what a killed process left of files it was writing by `replacing` in this folder."""
+    for path in folder.glob(".*.tmp-*"):
+        path.unlink(missing_ok=True)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax import paths
-from bertjax.config import RunConfig, from_json, to_json
+from bertjax.config import RunConfig, from_json
 from bertjax.data.features import Splits, load_splits
 from bertjax.errors import InputError
 from bertjax.model.bert import Numerics
@@ -112,8 +112,7 @@ class Run:
         return cls(folder, from_json(RunConfig, folder / "config.json"), info)
 
     def write(self) -> None:
-        """Writes config.json and run.json."""
-        paths.write_text(self.folder / "config.json", to_json(self.config))
+        """Writes run.json."""
         paths.write_text(self.folder / "run.json", json.dumps(self.info, indent=2) + "\n")
 
     @property

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import signal
 from pathlib import Path
 
 import jax
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 from tiny import tiny_checkpoint, tiny_tokenizer
 
-from bertjax import cli
+from bertjax import cli, stopping
 from bertjax.config import (
     DataOptions,
     ModelOptions,
@@ -101,7 +103,7 @@ def test_a_run_holds_everything(finished, make_config):
     assert {f"dev/{k}": v for k, v in info["results"]["dev"].items()} == {k: v for k, v in last.items() if k != "step"}
     assert 0 <= last["dev/accuracy"] <= 1
     kept = {int(p.name) for p in (folder / "checkpoints").iterdir() if p.name.isdigit()}
-    assert kept == {12, info["best_step"]}
+    assert kept == {10, 12, info["best_step"]}
     assert list((folder / "tensorboard").iterdir()) and (folder / "tokenizer" / "tokenizer.json").exists()
 
 
@@ -121,26 +123,51 @@ def test_a_folder_of_another_config_is_refused(finished, make_config, tmp_path):
         loop.train(make_config("x", runs=str(tmp_path)))
 
 
-def test_an_interrupted_run_continues_bit_for_bit(finished, make_config, monkeypatch):
-    config = make_config("interrupted")
-    original = loop.Records.collect
+def same_run(a: Run, b: Run) -> None:
+    """All that a run determines is equal, bit for bit."""
+    assert a.info["parameters"] == b.info["parameters"] and a.info["results"] == b.info["results"]
+    assert (a.folder / "metrics.jsonl").read_bytes() == (b.folder / "metrics.jsonl").read_bytes()
+    assert a.snapshot_steps == b.snapshot_steps and a.info["best_step"] == b.info["best_step"]
 
-    def interrupted(self, step, values, rows):
-        if step == 9:
-            raise KeyboardInterrupt
-        original(self, step, values, rows)
 
-    monkeypatch.setattr(loop.Records, "collect", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+@pytest.mark.parametrize(
+    ("where", "call"),
+    [("collect", 8), ("collect", 1), ("evaluate", 7), ("evaluate", 2), ("checkpoints.save", 2), ("snapshots.save", 3)],
+)
+@pytest.mark.parametrize("kind", ["signal", "failure"])
+def test_an_interrupted_run_continues_bit_for_bit(
+    where, call, kind, finished, make_config, monkeypatch, tmp_path, capfd
+):
+    """A signal or a failure (here: of any function of the loop) at any place; the same command goes on."""
+    owner, name = {
+        "collect": (loop.Records, "collect"),
+        "evaluate": (loop.sharding, "put_batch"),  # of an evaluation too
+        "checkpoints.save": (loop.Checkpoints, "save"),
+        "snapshots.save": (loop.Snapshots, "save"),
+    }[where]
+    original, calls = getattr(owner, name), []
+
+    def disturbed(*arguments, **named):
+        calls.append(1)
+        if len(calls) == call:
+            if kind == "failure":
+                raise RuntimeError("disturbed")
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(*arguments, **named)
+
+    config = make_config("disturbed", runs=str(tmp_path))
+    monkeypatch.setattr(owner, name, disturbed)
+    with pytest.raises(stopping.Interrupted if kind == "signal" else RuntimeError) as stop:
         loop.train(config)
     monkeypatch.undo()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    if kind == "signal":
+        assert stop.value.number == signal.SIGTERM and "SIGTERM" in capfd.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     assert Run.open(config.folder).info["status"] == "training"
     with pytest.raises(InputError, match="has not finished"):
         Run.open(config.folder).ends()
-    again = loop.train(config)
-    assert again.info["parameters"] == finished.info["parameters"]
-    assert (again.folder / "metrics.jsonl").read_bytes() == (finished.folder / "metrics.jsonl").read_bytes()
-    assert again.snapshot_steps == finished.snapshot_steps and again.info["best_step"] == finished.info["best_step"]
+    same_run(loop.train(config), finished)
 
 
 def test_evaluation_counts_every_row_once_on_any_number_of_devices(finished, make_config):

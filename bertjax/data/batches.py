@@ -129,6 +129,11 @@ def eval_batches(features: Features, *, batch_size: int, buckets: Sequence[int],
     return batches
 
 
+def without_index(batch: Batch) -> Batch:
+    """The arrays of a batch that a model reads."""
+    return {name: value for name, value in batch.items() if name != "index"}
+
+
 def _check(features: Features, batch_size: int, buckets: Sequence[int]) -> None:
     if batch_size < 1:
         raise InputError(f"the batch size must be at least 1, got {batch_size}")

@@ -20,6 +20,9 @@ PARAMETER_GROUPS: dict[str, tuple[str, ...]] = {
 }
 
 
+_ENDLESS = 2**31 - 1
+
+
 def parameter_groups(params: Any) -> dict[str, str]:
     """The group of each parameter path.
 
@@ -60,17 +63,25 @@ OPTIMIZERS: dict[str, Callable[[OptimOptions, optax.Schedule], optax.GradientTra
 
 
 def make_optimizer(options: OptimOptions, steps: int) -> optax.GradientTransformation:
-    """Clipping by the global norm, then the optimizer of the table."""
+    """Clipping by the global norm, then the optimizer of the table; skips gradients that are not finite if asked."""
     for name, low, high in (
         ("learning_rate", 0, None),
         ("warmup", 0, 1),
         ("weight_decay", 0, None),
         ("clip_norm", 0, None),
         ("accumulate", 1, None),
+        ("max_skipped", 0, None),
     ):
         value = getattr(options, name)
         if not value >= low or (high is not None and value > high):
             raise InputError(f"optim.{name} is {value}, expected {f'{low} to {high}' if high else f'at least {low}'}")
     optimizer = OPTIMIZERS[options.name](options, learning_rate_schedule(options, steps))
     clip = optax.clip_by_global_norm(options.clip_norm) if options.clip_norm else optax.identity()
-    return optax.chain(clip, optimizer)
+    optimizer = optax.chain(clip, optimizer)
+    # The count of skipped steps is part of the state; the loop stops the run when it is too high.
+    return optax.apply_if_finite(optimizer, max_consecutive_errors=_ENDLESS) if options.max_skipped else optimizer
+
+
+def skipped_steps(opt_state: Any) -> dict[str, Any]:
+    """{"skipped": steps that were skipped so far} where the optimizer skips; {} where it does not."""
+    return {"skipped": opt_state.total_notfinite} if isinstance(opt_state, optax.ApplyIfFiniteState) else {}

@@ -1,13 +1,16 @@
 """Metrics of a run on disk: metrics.jsonl, timing.jsonl and TensorBoard."""
 
 import json
+import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bertjax import paths
+from bertjax.progress import say
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
@@ -32,26 +35,34 @@ class Records:
     Args:
       folder: the run's folder.
       resumed: step at which the run continues: later records are dropped. None: all are.
+      pending: values of steps before it that were not written yet (see `pending`).
     """
 
-    def __init__(self, folder: Path, resumed: int | None) -> None:
+    def __init__(self, folder: Path, resumed: int | None, pending: Sequence[dict[str, float]] = ()) -> None:
         from tensorboardX import SummaryWriter
 
         self._metrics, self._timing = folder / "metrics.jsonl", folder / "timing.jsonl"
-        self.last_scores: dict[str, float] = {}
         for path in (self._metrics, self._timing):
             kept = [line for line in read_jsonl(path) if resumed is not None and line["step"] <= resumed]
             paths.write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
-            self.last_scores |= {k.removeprefix("dev/"): v for line in kept for k, v in line.items() if "dev/" in k}
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=resumed)
-        self._pending: list[tuple[int, dict[str, Any]]] = []
+        self._pending: list[tuple[dict[str, Any], np.ndarray | None]] = [(values, None) for values in pending]
         self._rows, self._seconds = 0, 0.0
         self._mark = time.perf_counter()
 
-    def collect(self, step: int, values: dict[str, Any], rows: int) -> None:
-        """Keeps the values of a training step, still on the device."""
-        self._pending.append((step, values))
-        self._rows += rows
+    def collect(self, values: dict[str, Any], rows: np.ndarray) -> None:
+        """Keeps the values of a training step, still on the device, and the row numbers of its batch."""
+        self._pending.append((values, rows))
+        self._rows += len(rows)
+
+    def pending(self) -> list[dict[str, float]]:
+        """Values of the steps that are not written yet, oldest first; waits for the device."""
+        self._pending = [({k: float(v) for k, v in values.items()}, rows) for values, rows in self._pending]
+        return [values for values, _ in self._pending]
+
+    def rows_of(self, number: int) -> np.ndarray | None:
+        """Row numbers of the batch of pending step `number`; None where it was before an interruption."""
+        return self._pending[number][1]
 
     def compiled(self, step: int, seconds: float) -> None:
         """Notes how long the first step took, and leaves it out of the speed."""
@@ -59,14 +70,19 @@ class Records:
         self._rows, self._mark = 0, time.perf_counter()
 
     def flush(self, step: int) -> None:
-        """Writes the mean loss of the steps since the last flush, and the last step's gradient norm and rate."""
-        if not self._pending:
+        """Writes the mean loss of the steps since the last flush, and the last step's other values.
+
+        Steps that were skipped, because their loss was not finite, do not count in the mean.
+        """
+        pending = self.pending()
+        if not pending:
             return
-        pending, self._pending = self._pending, []
-        losses = [float(values["loss"]) for _, values in pending]
+        self._pending = []
+        losses = [values["loss"] for values in pending if math.isfinite(values["loss"])]
         seconds, rows = time.perf_counter() - self._mark, self._rows
-        last = {f"train/{name}": float(value) for name, value in pending[-1][1].items()}
-        self.write({"step": step} | last | {"train/loss": float(np.mean(losses))})
+        last = {f"train/{name}": value for name, value in pending[-1].items() if math.isfinite(value)}
+        mean = {"train/loss": float(np.mean(losses))} if losses else {}
+        self.write({"step": step} | last | mean)
         if rows:
             rate = round(rows / seconds, 2)
             self._append(self._timing, {"step": step, "seconds": round(seconds, 3), "examples_per_second": rate})
@@ -82,8 +98,11 @@ class Records:
         self._mark = time.perf_counter()
 
     def close(self) -> None:
-        """Flushes TensorBoard."""
-        self._board.close()
+        """Flushes TensorBoard. What it cannot write is in metrics.jsonl all the same."""
+        try:
+            self._board.close()
+        except OSError as error:
+            say(f"warning TensorBoard events cannot be written: {error.strerror}")
 
     @staticmethod
     def _append(path: Path, record: dict[str, Any]) -> None:

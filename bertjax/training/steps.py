@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from bertjax.config import OptimOptions
 from bertjax.model.heads import HEADS, TaskModel
 from bertjax.training import sharding
-from bertjax.training.optim import learning_rate_schedule, make_optimizer
+from bertjax.training.optim import learning_rate_schedule, make_optimizer, skipped_steps
 from bertjax.tree import flatten, unflatten
 
 Array = jax.Array
@@ -90,7 +90,7 @@ def train_step(
         params = optax.apply_updates(state.params, updates)
         rate = jnp.asarray(schedule(state.step), jnp.float32)
     new = dataclasses.replace(state, step=state.step + 1, params=params, opt_state=opt_state)
-    return new, {"loss": total / weight, "grad_norm": norm, "learning_rate": rate}
+    return new, {"loss": total / weight, "grad_norm": norm, "learning_rate": rate} | skipped_steps(opt_state)
 
 
 def eval_step(model: TaskModel, head: str, params: Any, batch: Batch) -> dict[str, Array]:
@@ -112,6 +112,8 @@ class Steps:
     """Shape and type of each leaf of the state, with its sharding."""
     init: Callable[[Array, Any], TrainState]
     """(seed, loaded parameters by path) -> state, born sharded; what is not loaded is drawn from the seed."""
+    memory: Callable[[Batch], int | None]
+    """Bytes that a training step on such a batch needs on a device besides state and batch; None where unknown."""
 
 
 @functools.lru_cache(maxsize=8)
@@ -154,9 +156,13 @@ def make_steps(model: TaskModel, head: str, options: OptimOptions, steps: int, m
         donate_argnums=0,
     )
     evaluate = jax.jit(functools.partial(eval_step, model, head), out_shardings=rows)
-    return Steps(
-        on_mesh(train), on_mesh(evaluate), shardings, abstract, on_mesh(jax.jit(init, out_shardings=shardings))
-    )
+
+    def memory(batch: Batch) -> int | None:
+        analysis = train.lower(abstract, batch).compile().memory_analysis()
+        return None if analysis is None else int(analysis.temp_size_in_bytes)
+
+    born = jax.jit(init, out_shardings=shardings)
+    return Steps(on_mesh(train), on_mesh(evaluate), shardings, abstract, on_mesh(born), on_mesh(memory))
 
 
 def init_params(model: TaskModel, key: Array, loaded: dict[str, Array] | None = None) -> Any:

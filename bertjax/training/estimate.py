@@ -1,0 +1,123 @@
+"""What a training run will do and cost, without doing it: rows, labels, lengths, memory, and time from a few steps."""
+
+import itertools
+import time
+from collections import Counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bertjax.config import RunConfig
+from bertjax.data import batches as batching
+from bertjax.data.features import Features
+from bertjax.progress import say
+from bertjax.training import sharding
+from bertjax.training.job import Job, prepare
+
+WIDTH = 40  # characters of the longest bar of the histogram
+SAMPLE = 200  # batches whose lengths are looked at
+
+
+def dry_run(config: RunConfig) -> None:
+    """Prints what `train` would do with this config and what it would cost. Writes nothing but the token cache.
+
+    Raises:
+      InputError: anything wrong with config, model or data.
+    """
+    job = prepare(config)
+    say(*job.plan(), *_histogram(job), *_cost(job), "dry run: nothing was written")
+
+
+def _histogram(job: Job) -> list[str]:
+    """Rows by the length to which they are padded."""
+    lines = []
+    buckets = np.array(batching.bucket_lengths(job.config.data))
+    for name in ("train", "dev"):
+        features: Features = getattr(job.splits, name)
+        counts = np.bincount(np.searchsorted(buckets, features.lengths), minlength=len(buckets))
+        low = np.concatenate([[1], buckets[:-1] + 1])
+        lines.append(f"lengths {name} rows by length in word pieces")
+        lines += [
+            f"        {a:>4}-{b:<4} {count:>8,} {'█' * round(WIDTH * count / counts.max())}"
+            for a, b, count in zip(low, buckets, counts, strict=True)
+            if count
+        ]
+        share = features.truncated / len(features)
+        lines.append(f"        truncated to {buckets[-1]}: {features.truncated:,} ({share:.2%})")
+    return lines
+
+
+def _cost(job: Job) -> list[str]:
+    """Memory and time, from one real step and one real evaluation batch at the shortest and the longest length."""
+    lengths = Counter(b["input_ids"].shape[1] for b in itertools.islice(job.train_batches(), min(job.total, SAMPLE)))
+    dev = job.dev_batches()
+    dev_lengths = Counter(b["input_ids"].shape[1] for b in dev)
+    say("measure a few steps; they are thrown away")
+    loaded = {path: jnp.asarray(value) for path, value in job.loaded.items()}
+    state = job.steps.init(jnp.asarray(job.config.train.seed, jnp.uint32), loaded)
+    size = sum(x.nbytes for x in jax.tree.leaves(state))
+    on_device = max(
+        sum(s.data.nbytes for x in jax.tree.leaves(state) for s in x.addressable_shards if s.device == device)
+        for device in jax.local_devices()
+    )
+    step_seconds, evaluation_seconds, compile_seconds = {}, {}, 0.0
+    for length in sorted({min(lengths), max(lengths)}):
+        batch = _put(job, next(b for b in job.train_batches() if b["input_ids"].shape[1] == length))
+        state, first = _timed(lambda s, b=batch: job.steps.train(s, b)[0], state, chain=True)
+        state, step_seconds[length] = _timed(lambda s, b=batch: job.steps.train(s, b)[0], state, chain=True)
+        compile_seconds = max(compile_seconds, first - step_seconds[length])
+    for length in sorted({min(dev_lengths), max(dev_lengths)}):
+        batch = _put(job, next(b for b in dev if b["input_ids"].shape[1] == length))
+        for _ in range(2):
+            _, evaluation_seconds[length] = _timed(lambda p, b=batch: job.steps.evaluate(p, b), state.params)
+    temporary = job.steps.memory(_put(job, _longest(job, max(lengths))))
+    step = _mean(step_seconds, lengths)
+    evaluation = _mean(evaluation_seconds, dev_lengths) * len(dev)
+    evaluations = 1 + -(-job.total // job.eval_every)
+    compiling = compile_seconds * len(lengths)
+    total = compiling + step * job.total + evaluation * evaluations
+    return [
+        f"memory  state {_bytes(size)} ({_bytes(on_device)} on a device); "
+        + (f"a step needs {_bytes(temporary)} besides" if temporary is not None else "the compiler gives no size"),
+        f"disk    up to 3 checkpoints of {_bytes(size)} and {len(job.snapshot_steps)} snapshots of "
+        f"{_bytes(sum(x.nbytes for x in jax.tree.leaves(state.params)))} in {job.run.folder}",
+        f"time    about {_duration(total)}: {job.total} steps of {step:.2f} s, {evaluations} evaluations of "
+        f"{evaluation:.1f} s, compiling {compiling:.0f} s",
+    ]
+
+
+def _put(job: Job, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
+    return sharding.put_batch(batching.without_index(batch), job.mesh)
+
+
+def _longest(job: Job, length: int) -> dict[str, np.ndarray]:
+    return next(b for b in job.train_batches() if b["input_ids"].shape[1] == length)
+
+
+def _timed(function: Any, argument: Any, chain: bool = False) -> tuple[Any, float]:
+    begin = time.perf_counter()
+    result = jax.block_until_ready(function(argument))
+    return (result if chain else None), time.perf_counter() - begin
+
+
+def _mean(seconds: dict[int, float], lengths: Counter) -> float:
+    """Mean over the lengths that occur; time between the two measured lengths is taken as linear."""
+    known = sorted(seconds)
+    at = np.interp(list(lengths), known, [seconds[length] for length in known])
+    return float(np.average(at, weights=list(lengths.values())))
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.3g} {unit}" if count < 1000 else f"{count:.0f} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,366 @@
+"""Damaged, unwritable and crowded run folders, losses that are not finite: one clear line, nothing whole is lost."""
+
+import dataclasses
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import tiny_checkpoint, tiny_tokenizer
+
+from bertjax import cli, locks
+from bertjax.config import DataOptions, ModelOptions, OptimOptions, RunConfig, TrainOptions, to_json
+from bertjax.errors import DivergedError, InputError
+from bertjax.run import Run
+from bertjax.training import loop
+from bertjax.training.checkpoint import Checkpoints, Snapshots
+from bertjax.training.checksums import changed, checksums
+from bertjax.training.job import prepare
+from bertjax.training.records import read_jsonl
+
+CASES = 50
+
+# Reads that orbax has under way when it meets a damaged file end after its event loop is closed, and say so.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.fixture(scope="module")
+def make_config(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("damage")
+    tokenizer = tiny_tokenizer(folder / "model")
+    tiny_checkpoint(folder / "model", vocab_size=len(tokenizer), num_hidden_layers=1, max_position_embeddings=24)
+    lines = [f"{('good', 'bad', 'the film')[i % 3]} {i}\t{i % 3}" for i in range(64)]
+    (folder / "rows.tsv").write_text("text\tlabel\n" + "\n".join(lines) + "\n")
+
+    def make(runs: Path, **optim) -> RunConfig:
+        return RunConfig(
+            runs=str(runs),
+            model=ModelOptions(path=str(folder / "model")),
+            data=DataOptions(train=str(folder / "rows.tsv"), dev_rows=16, max_length=16, buckets=(16,), cache=""),
+            optim=OptimOptions(learning_rate=1e-3, **optim),
+            train=TrainOptions(steps=9, batch_size=8, eval_batch_size=8, eval_every=3, log_every=2, snapshots=3),
+        )
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def finished(make_config, tmp_path_factory):
+    return loop.train(make_config(tmp_path_factory.mktemp("whole")))
+
+
+def read_back(folder: Path, config: RunConfig):
+    """The checkpoint that training would continue with: (step, checksums, position in the data), or the error."""
+    job = prepare(config)
+    iterator = job.train_batches()
+    checkpoints = Checkpoints(folder / "checkpoints", "accuracy", True)
+    try:
+        resumed = checkpoints.resume(job.steps.abstract, iterator)
+        return resumed.step, checksums(resumed.state), str(iterator.get_state())
+    finally:
+        checkpoints.close()
+
+
+def harm(path: Path, rng: np.random.Generator) -> str:
+    data = bytearray(path.read_bytes())
+    if rng.random() < 0.4 or not data:
+        size = int(rng.integers(0, len(data) + 1)) if rng.random() < 0.7 else 0
+        path.write_bytes(data[:size])
+        return f"{path.name} cut to {size} of {len(data)} bytes"
+    place, bit = int(rng.integers(0, len(data))), int(rng.integers(0, 8))
+    data[place] ^= 1 << bit
+    path.write_bytes(data)
+    return f"{path.name} bit {bit} of byte {place} flipped"
+
+
+def spoil(folder: Path) -> None:
+    """Writes zeros over the second half of every data file: parts of some are never read."""
+    for path in folder.rglob("d/*"):
+        data = path.read_bytes()
+        path.write_bytes(data[: len(data) // 2] + bytes(len(data) - len(data) // 2))
+
+
+def test_a_damaged_checkpoint_is_never_continued(finished, make_config, tmp_path, capsys):
+    """50 cases: whatever file of the last checkpoint is cut or has a bit flipped, a whole state comes back."""
+    config = make_config(finished.folder.parent)
+    assert sorted(int(p.name) for p in (finished.folder / "checkpoints").iterdir() if p.name.isdigit())[-2:] == [6, 9]
+    copy = tmp_path / "copy"
+    shutil.copytree(finished.folder / "checkpoints", copy / "checkpoints")
+    good = {9: read_back(copy, config)}
+    shutil.rmtree(copy / "checkpoints" / "9")
+    good[6] = read_back(copy, config)
+    assert good[9][0] == 9 and good[6][0] == 6 and good[9][1:] != good[6][1:]
+    rng, noticed = np.random.default_rng(0), 0
+    files = sorted(p.relative_to(finished.folder) for p in (finished.folder / "checkpoints" / "9").rglob("*"))
+    files = [p for p in files if (finished.folder / p).is_file()]
+    capsys.readouterr()
+    for case in range(CASES):
+        shutil.rmtree(copy)
+        shutil.copytree(finished.folder / "checkpoints", copy / "checkpoints")
+        what = harm(copy / files[case % len(files)], rng)
+        found = read_back(copy, config)
+        assert found == good[found[0]], what
+        if found[0] == 6:
+            noticed += 1
+            said = capsys.readouterr().out
+            assert "damaged" in said and "checkpoints/9" in said, what
+            assert list((copy / "damaged").iterdir()), what
+    assert noticed > CASES / 3
+
+
+def test_training_goes_on_before_a_damaged_checkpoint(finished, make_config, tmp_path, capsys):
+    config = make_config(tmp_path)
+    shutil.copytree(finished.folder, tmp_path / "run")
+    run = Run.open(tmp_path / "run")
+    info = run.info | {"status": "training"}
+    Run(run.folder, config, info).write()
+    (run.folder / "config.json").write_text(to_json(config))
+    spoil(run.folder / "checkpoints/9/state")
+    again = loop.train(config)
+    said = capsys.readouterr().out
+    assert "damaged" in said and "resume  at step 6 of 9" in said
+    assert again.info["parameters"] == finished.info["parameters"]
+    assert (again.folder / "metrics.jsonl").read_bytes() == (finished.folder / "metrics.jsonl").read_bytes()
+
+
+def test_no_whole_checkpoint_is_an_error_and_keeps_everything(finished, make_config, tmp_path):
+    shutil.copytree(finished.folder / "checkpoints", tmp_path / "checkpoints")
+    for path in (tmp_path / "checkpoints").rglob("*"):
+        if path.is_file() and path.name != "_CHECKPOINT_METADATA" and path.parent.name != "metrics":
+            path.write_bytes(path.read_bytes()[:-1])
+    before = sorted(p.relative_to(tmp_path) for p in tmp_path.rglob("*"))
+    with pytest.raises(InputError, match=r"no checkpoint can be read.*checkpoints/9.*checkpoints/6"):
+        read_back(tmp_path, make_config(finished.folder.parent))
+    assert before == sorted(p.relative_to(tmp_path) for p in tmp_path.rglob("*"))
+
+
+def test_a_damaged_snapshot_is_named(finished, tmp_path):
+    shutil.copytree(finished.folder, tmp_path / "run")
+    spoil(tmp_path / "run/snapshots/9/params")
+    run = Run.open(tmp_path / "run")
+    with pytest.raises(InputError, match="snapshots/9"):
+        run.params(9)
+    run.params(6)
+
+
+def test_a_reader_leaves_a_save_under_way_alone(finished, tmp_path):
+    shutil.copytree(finished.folder, tmp_path / "run")
+    under_way = tmp_path / "run/snapshots/12.orbax-checkpoint-tmp"
+    under_way.mkdir()
+    assert Run.open(tmp_path / "run").snapshot_steps == [0, 3, 6, 9] and under_way.exists()
+    writer = Snapshots(tmp_path / "run/snapshots", write=True)
+    for _ in range(500):  # removed in the background
+        if not under_way.exists():
+            break
+        time.sleep(0.01)
+    writer.close()
+    assert not under_way.exists()
+
+
+def test_checksums_find_any_single_bit_and_do_not_depend_on_the_layout():
+    rng = np.random.default_rng(0)
+    tree = {
+        "f": rng.normal(size=(8, 5, 3)).astype(np.float32),
+        "b": rng.normal(size=(16, 2)).astype(jnp.bfloat16),
+        "i": rng.integers(-9, 9, 8).astype(np.int32),
+        "m": rng.random(8) > 0.5,
+        "s": np.float32(2.5),
+    }
+    whole = checksums(jax.tree.map(jnp.asarray, tree))
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    spread = {
+        k: jax.device_put(v, jax.NamedSharding(mesh, jax.P("x" if np.ndim(v) else None) if np.ndim(v) else jax.P()))
+        for k, v in tree.items()
+    }
+    assert checksums(spread) == whole
+    for name in tree:
+        for _ in range(20):
+            data = np.array(tree[name], copy=True)
+            view = data.reshape(-1).view(np.uint8)
+            place = int(rng.integers(0, view.size))
+            view[place] ^= np.uint8(1) if name == "m" else np.uint8(1 << rng.integers(0, 8))
+            assert changed(whole, checksums(jax.tree.map(jnp.asarray, tree | {name: data}))) == [f"['{name}']"]
+    swapped = tree | {"i": tree["i"][::-1].copy()}
+    assert changed(whole, checksums(jax.tree.map(jnp.asarray, swapped))) == ["['i']"]
+
+
+# -- losses that are not finite ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bad_batches(monkeypatch):
+    """Makes the loss of the training batches with these numbers (from 1) infinite or not a number."""
+
+    def spoil(numbers: dict[int, float]) -> None:
+        original, count = loop.sharding.put_batch, [0]
+
+        def put(batch, mesh):
+            if batch["weights"].shape == (8,) and "seen" not in batch:
+                frame_is_training = put.training
+                if frame_is_training:
+                    count[0] += 1
+                    value = numbers.get(count[0])
+                    if value is not None:
+                        batch = batch | {"weights": batch["weights"] * np.float32(value)}
+            return original(batch, mesh)
+
+        put.training = True
+        evaluate = loop.evaluate
+
+        def without(*arguments):
+            put.training = False
+            try:
+                return evaluate(*arguments)
+            finally:
+                put.training = True
+
+        monkeypatch.setattr(loop.sharding, "put_batch", put)
+        monkeypatch.setattr(loop, "evaluate", without)
+
+    return spoil
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(make_config, tmp_path, bad_batches):
+    bad_batches({5: np.nan})
+    config = make_config(tmp_path)
+    with pytest.raises(DivergedError) as error:
+        loop.train(config)
+    message = str(error.value)
+    assert message.startswith("step 5: loss nan, gradient norm nan") and "last good checkpoint: step 3" in message
+    rows = message.partition("from 0): ")[2].partition(";")[0].split(", ")
+    job = prepare(config)
+    batches = job.train_batches()
+    fifth = [next(batches) for _ in range(5)][4]
+    assert [int(r) for r in rows] == job.splits.train.rows[fifth["index"]].tolist()
+    records = (tmp_path / "run/metrics.jsonl").read_text()
+    assert "nan" not in records.lower() and Run.open(tmp_path / "run").info["status"] == "training"
+
+
+def test_steps_that_are_not_finite_are_skipped_up_to_the_limit(make_config, tmp_path, bad_batches):
+    bad_batches({2: np.nan, 7: np.inf})
+    run = loop.train(make_config(tmp_path, max_skipped=2))
+    records = read_jsonl(run.folder / "metrics.jsonl")
+    skipped = {r["step"]: r["train/skipped"] for r in records if "train/skipped" in r}
+    assert skipped[2] == 1 and skipped[6] == 1 and skipped[9] == 2
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(run.params(9)))
+
+
+def test_one_step_too_many_stops_the_run(make_config, tmp_path, bad_batches):
+    bad_batches({2: np.nan, 4: np.nan})
+    with pytest.raises(DivergedError, match=r"step 4: .* steps skipped: 2 of 1 allowed"):
+        loop.train(make_config(tmp_path, max_skipped=1))
+
+
+def test_a_skipped_step_leaves_parameters_and_moments_alone(make_config, tmp_path):
+    job = prepare(make_config(tmp_path, max_skipped=3))
+    state = job.steps.init(jnp.asarray(0, jnp.uint32), {})
+    batch = loop.batching.without_index(next(job.train_batches()))
+    state, _ = job.steps.train(state, loop.sharding.put_batch(batch, job.mesh))
+    before = jax.device_get((state.params, state.opt_state.inner_state))
+    spoiled = batch | {"weights": batch["weights"] * np.float32(np.nan)}
+    state, values = job.steps.train(state, loop.sharding.put_batch(spoiled, job.mesh))
+    assert int(values["skipped"]) == 1 and int(state.step) == 2
+    jax.tree.map(np.testing.assert_array_equal, before, jax.device_get((state.params, state.opt_state.inner_state)))
+
+
+# -- the world around --------------------------------------------------------------------------------------------------
+
+
+def command_line(config: RunConfig, folder: Path) -> list[str]:
+    (folder / "config.json").write_text(to_json(config))
+    (folder / "config.py").write_text(
+        "from pathlib import Path\nfrom bertjax.config import RunConfig, from_json\n\n\ndef config():\n"
+        f"    return from_json(RunConfig, Path({str(folder / 'config.json')!r}))\n"
+    )
+    return [str(folder / "config.py")]
+
+
+def one_line(capsys) -> str:
+    # A progress bar writes over itself; what stays is its last state.
+    err = [line.split("\r")[-1].strip() for line in capsys.readouterr().err.split("\n")]
+    err = [line for line in err if line and not line.startswith("train: ")]
+    assert len(err) == 1 and err[0].startswith("error: "), err
+    return err[0]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 1 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True).returncode:
+        pytest.skip("this machine lets nobody mount a small file system")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_full_disk_is_one_line_and_keeps_what_was_complete(small_disk, make_config, tmp_path, capsys, finished):
+    config = make_config(small_disk)
+    with pytest.raises(SystemExit) as stop:
+        cli.train(command_line(config, tmp_path))
+    assert stop.value.code == 2 and "No space left" in one_line(capsys)
+    steps = [int(p.name) for p in (small_disk / "run/checkpoints").iterdir() if p.name.isdigit()]
+    subprocess.run(["mount", "-o", "remount,size=30m", small_disk], check=True)
+    again = loop.train(config)
+    if steps and max(steps) > 0:
+        assert f"resume  at step {max(steps)}" in capsys.readouterr().out
+    assert again.info["parameters"] == finished.info["parameters"]
+    assert (again.folder / "metrics.jsonl").read_bytes() == (finished.folder / "metrics.jsonl").read_bytes()
+
+
+def test_a_read_only_folder_is_one_line(small_disk, make_config, tmp_path, capsys):
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    with pytest.raises(SystemExit) as stop:
+        cli.train(command_line(make_config(small_disk), tmp_path))
+    message = one_line(capsys)
+    assert stop.value.code == 2 and "Read-only file system" in message and str(small_disk) in message
+
+
+def test_a_run_in_use_is_refused(make_config, tmp_path, capsys):
+    config = make_config(tmp_path / "runs")
+    with locks.exclusive(config.folder / ".lock", "it"), pytest.raises(SystemExit):
+        cli.train(command_line(config, tmp_path))
+    assert "another process is working on the run" in one_line(capsys)
+    assert [p.name for p in config.folder.iterdir()] == [".lock"]
+
+
+def test_a_run_that_another_process_finished_meanwhile_is_not_trained_again(make_config, tmp_path, monkeypatch):
+    config, original = make_config(tmp_path), loop.prepare
+
+    def slow(c):
+        job = original(c)
+        monkeypatch.setattr(loop, "prepare", original)
+        slow.first = loop.train(c)
+        return job
+
+    monkeypatch.setattr(loop, "prepare", slow)
+    second = loop.train(config)
+    assert second.info == slow.first.info
+
+
+def test_clock_jumps_change_nothing(make_config, tmp_path, monkeypatch, finished):
+    rng, real = np.random.default_rng(0), time.time
+    monkeypatch.setattr(time, "time", lambda: real() + float(rng.choice([-1e6, 0, 1e6])))
+    run = loop.train(make_config(tmp_path))
+    assert run.info["parameters"] == finished.info["parameters"]
+    assert (run.folder / "metrics.jsonl").read_bytes() == (finished.folder / "metrics.jsonl").read_bytes()
+
+
+def test_dry_run_says_what_it_costs_and_writes_nothing(make_config, tmp_path, capsys):
+    config = make_config(tmp_path / "runs")
+    cli.train([*command_line(config, tmp_path), "--dry-run"])
+    said = capsys.readouterr().out
+    for wanted in ("9 steps of 8 rows", "48 rows", "majority", "truncated", "memory", "disk", "time", "1-16"):
+        assert wanted in said, wanted
+    assert not (tmp_path / "runs").exists()
+    histogram = [line for line in said.splitlines() if "█" in line]
+    assert [int(line.split()[1]) for line in histogram] == [48, 16]
+
+
+def test_options_are_checked(make_config, tmp_path):
+    with pytest.raises(InputError, match="max_skipped is -1"):
+        prepare(dataclasses.replace(make_config(tmp_path), optim=OptimOptions(max_skipped=-1)))
