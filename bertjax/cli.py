@@ -82,10 +82,16 @@ def _train(argv: Sequence[str]) -> None:
 
     from bertjax.config import RunConfig, load_config
 
+    if argv and argv[0] in ("predict", "evaluate"):
+        from bertjax import predict
+
+        predict.main(argv)
+        return
     if not argv or argv[0].startswith("-"):
         if argv and argv[0] in ("--help", "-h"):
             print(
-                "usage: train.py CONFIG[:ARG] [--dry-run] [--section.field=value ...]\n\n"
+                "usage: train.py CONFIG[:ARG] [--dry-run] [--section.field=value ...]\n"
+                "       train.py predict|evaluate RUN FILE [options]\n\n"
                 "CONFIG is a file in configs/ or its name. --dry-run says what the run would do and cost.\n"
                 "The options below show the defaults; a config file sets its own.\n"
             )

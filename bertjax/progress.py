@@ -6,8 +6,8 @@ from typing import Any
 from tqdm import tqdm
 
 
-def bar(total: int, what: str, unit: str, initial: int = 0) -> Any:
-    """A progress bar over `total` items that shows the time left."""
+def bar(total: int | None, what: str, unit: str, initial: int = 0) -> Any:
+    """A progress bar over `total` items (None: unknown) that shows the time left."""
     live = sys.stderr.isatty()
     return tqdm(
         total=total,

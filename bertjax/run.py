@@ -27,8 +27,8 @@ from bertjax.model.bert import Numerics
 from bertjax.model.config import BertConfig
 from bertjax.model.heads import TaskModel
 from bertjax.training import sharding
-from bertjax.training.checkpoint import Snapshots
-from bertjax.training.steps import init_params
+from bertjax.training.checkpoint import Snapshots, checkpoint_params, checkpoint_steps
+from bertjax.training.steps import init_params, make_steps
 from bertjax.tree import flatten
 from bertjax.weights import load_tokenizer
 
@@ -161,6 +161,31 @@ class Run:
         params = snapshots.load(step, abstract)
         snapshots.close()
         return params
+
+    def params_at(self, checkpoint: str, mesh: Any) -> tuple[int, Any]:
+        """Step and parameters of a checkpoint or snapshot.
+
+        Args:
+          checkpoint: "last", "best" (by the dev score), or a step.
+          mesh: devices over which the parameters are laid.
+
+        Raises:
+          InputError: there is no such checkpoint; the steps that there are are listed.
+        """
+        snapshots, checkpoints = self.snapshot_steps, checkpoint_steps(self.folder / "checkpoints")
+        known = sorted({*snapshots, *checkpoints})
+        named = {"last": known[-1] if known else None, "best": self.info.get("best_step")}
+        step = int(checkpoint) if checkpoint.isdecimal() else named.get(checkpoint)
+        if step is None or step not in known:
+            hint = " (best is known when training is done)" if checkpoint == "best" and step is None else ""
+            raise InputError(
+                f"--checkpoint {checkpoint}: {self.folder} has none{hint}; expected last, best or a step of "
+                f"{', '.join(map(str, known)) or 'none'}"
+            )
+        if step in snapshots:
+            return step, self.params(step, mesh)
+        steps = make_steps(self.model, self.head, self.config.optim, self.info["steps"], mesh)
+        return step, checkpoint_params(self.folder / "checkpoints", step, steps.abstract)
 
     def ends(self) -> tuple[int, int]:
         """Steps of the first and the last snapshot (θ₀ and θ₁); InputError if training has not finished."""
