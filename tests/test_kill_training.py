@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.slow
 
 KILLS = 10
 TRAIN = Path(__file__).parent.parent / "train.py"
+CACHE = Path(tempfile.mkdtemp(prefix="bertjax-kill-"))
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +59,10 @@ def commands(tmp_path_factory):
 
 
 def environment(devices: int = 1) -> dict[str, str]:
-    return os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "JAX_PLATFORMS": "cpu"}
+    """One program for all processes of a device count: compiled once, then read from a cache."""
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(CACHE), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
+    return os.environ | cache | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
 
 
 @pytest.fixture(scope="module")

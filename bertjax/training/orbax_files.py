@@ -52,7 +52,7 @@ def metadata(checkpointer: ocp.training.Checkpointer, step: int, where: str) -> 
     """Shapes and types of a checkpoint's arrays, and what `_sealed` was given."""
 
     def read() -> tuple[Any, str, int]:
-        metadata = checkpointer.checkpointablesmetadata(step)
+        metadata = checkpointer.checkpointables_metadata(step)
         return metadata.metadata, metadata.custom_metadata["seal"], metadata.custom_metadata["crc32"]
 
     shapes, text, crc = _reading(where, read)
