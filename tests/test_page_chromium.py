@@ -135,7 +135,7 @@ def test_3d_is_drawn_and_turns_by_keyboard(browser, pages, name, width):
     browser.wait("new Promise(done => setTimeout(() => done(true), 1500))")
     first = plot_picture(browser, figure)
     keep(f"space-{name}-{width}", first)
-    assert share(first, CIVIDIS) > 0.08
+    assert share(first, CIVIDIS) > 0.06  # an empty plot has none
     browser.evaluate(f"document.querySelector('#{figure} input[data-role=turn]').focus()")
     for _ in range(40):
         browser.press("ArrowRight", 39)
