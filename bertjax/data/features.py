@@ -9,7 +9,8 @@ import numpy as np
 
 from bertjax.config import DataOptions, nearest
 from bertjax.data import splits, tokens
-from bertjax.data.rows import Rows, Text, known_labels, label_array, label_names, listed, read_rows
+from bertjax.data.cells import listed
+from bertjax.data.rows import Rows, Text, known_labels, label_array, label_names, read_rows
 from bertjax.data.sources import shown
 from bertjax.data.tasks import TASKS, Task
 from bertjax.errors import InputError

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bertjax.data.records import Record, as_text, named_once
+from bertjax.data.records import Record, decoded, named_once
 from bertjax.errors import InputError, first_line
 
 _ROWS = 4096  # rows that are Python objects at a time
@@ -67,7 +67,7 @@ class ParquetPart:
 def _record(place: int, values: tuple[Any, ...]) -> Record:
     if any(type(value) is bytes for value in values):
         try:
-            values = tuple(as_text(value) if type(value) is bytes else value for value in values)
+            values = tuple(decoded(value) if type(value) is bytes else value for value in values)
         except ValueError as error:
             return Record(place, None, f"a cell {error}")
     return Record(place, values)

@@ -68,7 +68,7 @@ def named_once(columns: tuple[str, ...], path: str, named_by: str) -> tuple[str,
     return columns
 
 
-def as_text(value: bytes) -> str:
+def decoded(value: bytes) -> str:
     """Bytes of a data set as text; ValueError if they are not UTF-8."""
     try:
         return value.decode()

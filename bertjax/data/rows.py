@@ -2,15 +2,15 @@
 
 import bisect
 import dataclasses
-import math
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertjax.config import DataOptions, nearest
-from bertjax.data.records import LONGEST_ROW, Reading
+from bertjax.config import DataOptions
+from bertjax.data.cells import UNLABELLED, as_number, as_text, did_you_mean, listed, named
+from bertjax.data.records import Reading
 from bertjax.data.sources import Role, Source, open_source, shown
 from bertjax.data.tasks import Task
 from bertjax.errors import InputError
@@ -89,7 +89,7 @@ class RowReader:
         for option in ("text", *(["text_pair"] if options.text_pair else []), *(["label"] if self.labelled else [])):
             self._check_column(option, getattr(options, option))
         names = () if task.numeric_label else self.source.class_names.get(options.label, ())
-        self._as_label = _as_number if task.numeric_label else _named(names) if names else _as_text
+        self._as_label = as_number if task.numeric_label else named(names) if names else as_text
 
     def __iter__(self) -> Iterator[Row]:
         """Raises InputError at the first unusable row, or leaves it out and lists it, as the options say."""
@@ -107,10 +107,10 @@ class RowReader:
                 if values is None:
                     raise ValueError(problem)
                 column = self._text
-                first, second, value = _as_text(values[0]), None, None
+                first, second, value = as_text(values[0]), None, None
                 if pair is not None:
                     column = self._pair
-                    second = _as_text(values[pair])
+                    second = as_text(values[pair])
                 if label is not None:
                     column = self._label
                     value = as_label(values[label])
@@ -127,7 +127,7 @@ class RowReader:
                 headless = ". A file without a header line needs --data.columns" if table else ""
                 raise InputError(
                     f"{part.path}: no column {column!r} (--data.{option}), expected one of {listed(part.columns)}"
-                    f"{_did_you_mean(column, part.columns)}{headless}"
+                    f"{did_you_mean(column, part.columns)}{headless}"
                 )
 
 
@@ -242,7 +242,7 @@ def known_labels(rows: Rows, names: tuple[str, ...], options: DataOptions) -> Ro
     if not names:
         if len(rows) > 1 and set(rows.labels) == {-1.0}:
             raise InputError(
-                f"{rows.path}: column {options.label!r} is -1 in all {len(rows):,} rows: {_UNLABELLED}, expected scores"
+                f"{rows.path}: column {options.label!r} is -1 in all {len(rows):,} rows: {UNLABELLED}, expected scores"
             )
         return rows
     unknown = set(rows.labels).difference(names)
@@ -254,7 +254,7 @@ def known_labels(rows: Rows, names: tuple[str, ...], options: DataOptions) -> Ro
             rows.part(i),
             rows.places[i],
             rows.where(i),
-            f"label {label!r}, expected one of {listed(names)}{_did_you_mean(label, names)}",
+            f"label {label!r}, expected one of {listed(names)}{did_you_mean(label, names)}",
         )
         for i, label in enumerate(rows.labels)
         if label in unknown
@@ -281,70 +281,6 @@ def label_array(rows: Rows, names: tuple[str, ...]) -> np.ndarray:
     return np.array([number[label] for label in rows.labels], np.int32)
 
 
-def listed(names: Sequence[str]) -> str:
-    """Names for a message, at most 20 of them."""
-    shown = ", ".join(names[:20])
-    return f"{shown} and {len(names) - 20} more" if len(names) > 20 else shown
-
-
-_UNLABELLED = "the rows are not labelled, like those of GLUE's test splits"
-
-
 def _refuse(row: BadRow, more: int = 0) -> None:
     others = f" ({more:,} more such row{'s' * (more > 1)})" if more else ""
     raise InputError(f"{row.where}: {row.reason}{others}; --data.on_bad_row=skip leaves such rows out")
-
-
-def _as_text(value: Any) -> str:
-    if value is None:
-        raise ValueError("is missing, expected a value")
-    if isinstance(value, bool):
-        return str(value).lower()  # as JSON spells it
-    if isinstance(value, (int, float)):
-        if value != value:
-            raise ValueError("is not a number (NaN), expected a value")
-        return str(value)
-    if not isinstance(value, str):
-        raise ValueError(f"is a {type(value).__name__}, expected a text")
-    text = value.strip()
-    if not text:
-        raise ValueError("is empty, expected a value")
-    if len(text) > LONGEST_ROW:
-        raise ValueError(f"has {len(text):,} characters, expected at most {LONGEST_ROW:,}")
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:  # half of a \u escape pair in JSON
-            raise ValueError(f"has the lone surrogate {text[error.start]!r}, expected valid Unicode") from None
-    return text
-
-
-def _as_number(value: Any) -> float:
-    text = str(value) if isinstance(value, float) else _as_text(value)
-    try:
-        number = math.nan if "_" in text else float(text)  # Python would read 1_0 as 10
-    except ValueError:
-        number = math.nan
-    if not abs(number) <= float(np.finfo(np.float32).max):
-        raise ValueError(f"is {text!r}, expected a finite number (--data.task=classification takes names)")
-    return number
-
-
-def _named(names: tuple[str, ...]) -> Callable[[Any], str]:
-    """Turns class numbers into names."""
-
-    def as_label(value: Any) -> str:
-        if not isinstance(value, int) or isinstance(value, bool):
-            return _as_text(value)
-        if value == -1:
-            raise ValueError(f"is -1: {_UNLABELLED}, expected one of {listed(names)}")
-        if not 0 <= value < len(names):
-            raise ValueError(f"is {value}, expected 0 to {len(names) - 1}: {listed(names)}")
-        return names[value]
-
-    return as_label
-
-
-def _did_you_mean(name: str, names: Sequence[str]) -> str:
-    hint = nearest(name, names)
-    return hint if "did you mean" in hint else ""  # the names themselves are in the message already

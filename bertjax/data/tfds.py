@@ -4,6 +4,7 @@ A data set that is prepared in the data folder is read without the code that bui
 that name, or one that a config file defines, prepares it.
 """
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -18,7 +19,7 @@ import tensorflow_datasets as tfds
 
 from bertjax.config import nearest
 from bertjax.data import folders
-from bertjax.data.records import Record, as_text
+from bertjax.data.records import Record, decoded
 from bertjax.errors import InputError, first_line
 
 _ADDRESS = re.compile(r"tfds://(?P<name>\w+)(/(?P<config>[\w.+-]+))?(:(?P<version>\d+\.\d+\.\d+))?")
@@ -115,15 +116,31 @@ def _builder(address: str, data_dir: Path) -> Any:
             importlib.import_module(module)
         builder = tfds.builder(full + (f":{version}" if version else ""), data_dir=str(data_dir))
     except Exception as error:
-        raise _missing(address, full, data_dir, f"TFDS has no builder for it: {first_line(error)}") from None
+        raise _missing(
+            address, full, data_dir, f"TFDS has no builder for it: {first_line(error).rstrip('.')}"
+        ) from None
     if not builder.data_path.exists():
-        offline = tfds.download.DownloadConfig(try_download_gcs=False)  # its copies there are not array_record
+        no_copies = tfds.download.DownloadConfig(try_download_gcs=False)  # those that TFDS hosts are no array_record
         try:
-            builder.download_and_prepare(file_format="array_record", download_config=offline)
+            with _few_attempts():
+                builder.download_and_prepare(file_format="array_record", download_config=no_copies)
         except Exception as error:
             reason = f"preparing it failed: {type(error).__name__}: {first_line(error)}"
             raise _missing(address, full, data_dir, reason) from None
     return builder
+
+
+@contextlib.contextmanager
+def _few_attempts() -> Iterator[None]:
+    """Lets a download fail after seconds: TFDS tries 10 times over 3 minutes, silently, where there is no network."""
+    from tensorflow_datasets.core.download import downloader
+
+    before = downloader.MAX_RETRIES
+    downloader.MAX_RETRIES = 3
+    try:
+        yield
+    finally:
+        downloader.MAX_RETRIES = before
 
 
 def _prepared(address: str, folder: Path, config: str | None, version: str | None) -> Path | None:
@@ -180,7 +197,7 @@ def _plain(value: Any) -> Any:
 
 @_plain.register
 def _(value: bytes) -> str:
-    return as_text(value)
+    return decoded(value)
 
 
 @_plain.register

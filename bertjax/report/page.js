@@ -2,7 +2,8 @@
 // Draws the figures of the page from the JSON in #figures, and keeps plots, controls and sliders in step.
 (() => {
   const CURSOR = { color: "#d55e00", width: 1.5, dash: "solid" };
-  const NARROW = 560; // a plot in space that is narrower, in pixels, is seen from farther away, without a colour bar
+  const NARROW = 560; // a plot in space that is narrower, in pixels, has no colour bar: its height axis says the same
+  const WHOLE = 505; // a plot in space that is narrower, in pixels, is a square seen from farther away
   const touch = matchMedia("(pointer: coarse)").matches; // a finger scrolls the page, it does not zoom
   const hasSpace = Boolean(document.createElement("canvas").getContext("webgl"));
   const config = { displayModeBar: false, responsive: true, scrollZoom: false, doubleClick: "reset", showTips: false };
@@ -37,8 +38,7 @@
     }
 
     key() {
-      const first = Object.keys(this.spec.views)[0].split("/"); // where a control has one choice only
-      return this.spec.controls.map((name, index) => this.choice(name) ?? first[index]).join("/");
+      return this.spec.controls.map(([name, only]) => this.choice(name) ?? only).join("/");
     }
 
     role(name) {
@@ -64,6 +64,8 @@
         plot.textContent = "3D needs WebGL, which this browser does not offer. The contours show the same values.";
         return;
       }
+      plot.dataset.height ??= plot.style.height;
+      plot.style.height = panel.in_space ? `min(${plot.dataset.height}, ${plot.clientWidth}px)` : plot.dataset.height;
       const layout = structuredClone(panel.layout);
       if (touch && !panel.in_space) layout.dragmode = false;
       if (panel.in_space) layout.scene.camera = this.camera(plot);
@@ -76,7 +78,7 @@
     }
 
     scale(plot) {
-      return Math.max(1, NARROW / plot.clientWidth) / 100;
+      return Math.max(1, WHOLE / plot.clientWidth) / 100;
     }
 
     camera(plot) {

@@ -158,7 +158,7 @@ def _document(name: str, head: Html, sections: list[tuple[str, str, Html]], bloc
     body = el(
         "body",
         el("a", "Skip to the results", href="#learning", class_="skip"),
-        el("header", el("h1", name), head),
+        el("header", el("p", "bertjax report of the run", class_="kicker"), el("h1", name), head),
         el("nav", *(el("a", title, href=f"#{key}") for key, title, _ in sections), aria_label="Sections"),
         el(
             "main",

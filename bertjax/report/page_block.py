@@ -4,6 +4,7 @@ A view is what one choice of the controls shows: a list of panels, each a plotly
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -75,7 +76,7 @@ class Block:
         """What page.js needs to draw the figure with this number."""
         return {
             "id": f"figure-{number}",
-            "controls": list(self.controls),
+            "controls": [[name, choices[0][0]] for name, choices in self.controls.items()],
             "views": {key: [dataclasses.asdict(panel) for panel in panels] for key, panels in self.views.items()},
             "reader": self.reader,
         }
@@ -202,7 +203,12 @@ def value_axis(values: np.ndarray, bands: np.ndarray, log: bool) -> dict[str, An
     if not log:
         return axis()
     low, high = np.log10(np.nanmin(values) / 1.5), np.log10(np.nanmax(np.append(values, bands)) * 1.5)
-    return axis(type="log", range=[low, high], dtick="D2" if high - low < 3.5 else 1, minor={"showgrid": False})
+    digits = (1, 2, 5) if high - low < 3.5 else (1,)
+    every = max(1, round((high - low) / 8))
+    powers = range(math.floor(low), math.ceil(high) + 1, every)
+    ticks = [digit * 10.0**power for power in powers for digit in digits]
+    ticks = [tick for tick in ticks if low <= math.log10(tick) <= high]
+    return axis(type="log", range=[low, high], tickvals=ticks, ticktext=[f"{tick:g}" for tick in ticks])
 
 
 def vertical(x: float, color: str = "#999999", dash: str = "dot", width: float = 1.0) -> dict[str, Any]:
@@ -219,7 +225,12 @@ def horizontal(y: float, color: str = "#444444", dash: str = "dash") -> dict[str
 
 def note(text: str) -> dict[str, Any]:
     """Words in the middle of a plot that has nothing else to show."""
-    return {"text": plotly_text(text), "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5, "showarrow": False}
+    return {"text": plotly_text(text), "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5} | {
+        "showarrow": False,
+        "bgcolor": "white",
+        "bordercolor": "#777777",
+        "borderpad": 5,
+    }
 
 
 def series(x: np.ndarray, y: np.ndarray, texts: Sequence[str], split: str, color: str, raw: bool) -> dict[str, Any]:

@@ -26,6 +26,7 @@ def learning_block(records: Sequence[Mapping[str, Any]], headline: str, loss_lab
     """
     splits: dict[str, str] = {}
     missing: dict[str, int] = {}
+    drawn_values = 0
     panels = []
     for keys, label in (((RAW, "dev/loss"), loss_label), ((f"dev/{headline}",), f"dev {headline}")):
         data, drawn = [], []
@@ -41,6 +42,7 @@ def learning_block(records: Sequence[Mapping[str, Any]], headline: str, loss_lab
                 missing[style.NOT_FINITE] = missing.get(style.NOT_FINITE, 0) + int(bad.sum())
                 data.append(blocks.missing_marks(steps, bad, style.NOT_FINITE, len(drawn)))
             drawn.append(values)
+            drawn_values += len(values)
         values = np.concatenate([*drawn, np.empty(0)])
         log = keys[0] == RAW and style.is_log(values)
         layout = blocks.flat_layout(
@@ -75,7 +77,7 @@ def learning_block(records: Sequence[Mapping[str, Any]], headline: str, loss_lab
         title="Learning curves",
         views={"": panels},
         legend=legend,
-        reading=[_learning_sentence(records, headline), missing_sentence(missing, len(steps), "recorded steps")],
+        reading=[_learning_sentence(records, headline), missing_sentence(missing, drawn_values, "recorded values")],
         caption="Train: mean over the steps since the last record, dropout on. Dev: all dev rows, dropout off.",
         table=[table("Records of metrics.jsonl", ["step", *columns], rows, numbers=range(len(columns) + 1))],
         reader=blocks.line_reader("step", steps, texts, len(steps) - 1) if steps else None,

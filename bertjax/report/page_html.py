@@ -122,7 +122,7 @@ def plain_data(value: Any) -> Any:
 
 def plotly_text(text: object, width: int | None = None) -> str:
     """Text for a plotly figure, which reads some HTML: escaped, and broken into lines of `width` letters."""
-    words, lines = clean(text).split(), [""]
+    words, lines = clean(text).replace("%{", "%\u200b{").split(), [""]  # "%{...}" is a place for a value
     for word in words:
         if width and lines[-1] and len(lines[-1]) + 1 + len(word) > width:
             lines.append(word)

@@ -9,6 +9,8 @@ from bertjax.report import style
 from bertjax.report.grid import Grid, Scale
 from bertjax.report.page_html import plotly_text
 
+# Missing points lie on the floor. Of plotly's symbols in space only round ones are in every font.
+FLOOR = {style.NOT_FINITE: ("circle", "●"), style.NOT_EVALUATED: ("circle-open", "○")}
 MARKS = {blocks.START: (0.0, 0.0), blocks.END: (1.0, 0.0)}
 
 
@@ -25,7 +27,7 @@ def space(grid: Grid, scale: Scale | None, cells: list[list[str]], quantity: str
     for kind, mask in grid.missing.items():
         rows, columns = np.nonzero(mask)
         if len(rows):
-            look = {"symbol": "x" if kind == style.NOT_FINITE else "circle", "size": 3, "color": "black"}
+            look = {"symbol": FLOOR[kind][0], "size": 4, "color": "black"}
             data.append(_spots(grid.alpha[columns], grid.beta[rows], np.full(len(rows), floor), marker=look))
     for name, (x, y) in MARKS.items():
         at = np.isclose(grid.beta, y)[:, None] & np.isclose(grid.alpha, x)[None] & finite
@@ -156,5 +158,8 @@ def colors_of(scale: Scale, positions: np.ndarray) -> tuple[list[str], list[list
     constant = scale.kind == "constant"
     levels = scale.levels.mean(keepdims=True) if constant else scale.levels
     spots = positions.mean(keepdims=True) if constant else positions
+    # Names of levels close to the ends would be written over those of the ends.
+    shown = [constant or i in (0, len(edges) - 1) or 0.04 < edges[i] < 0.96 for i in range(len(spots))]
+    names = [name for name, show in zip(style.distinct_labels(levels.tolist()), shown, strict=True) if show]
     look = {"thickness": 14, "len": 1.0, "outlinewidth": 0.5, "ticks": "outside"}
-    return bands, steps, look | {"tickvals": spots, "ticktext": style.distinct_labels(levels.tolist())}
+    return bands, steps, look | {"tickvals": spots[shown], "ticktext": names}

@@ -11,7 +11,7 @@ from bertjax.report.grid import Grid, Scale, cell_edges, choose_scale, read_grid
 from bertjax.report.page_block import Block, Panel
 from bertjax.report.page_figures import cell, missing_sentence, with_interval
 from bertjax.report.page_html import Html, plotly_text, table
-from bertjax.report.page_space import MARKS, color_positions, colors_of, heights, space
+from bertjax.report.page_space import FLOOR, MARKS, color_positions, colors_of, heights, space
 
 DIMS = ("split", "beta", "alpha")
 VIEWS = (("contours", "contours"), ("space", "3D"))
@@ -62,7 +62,11 @@ def surface_block(ds: xr.Dataset, title: str) -> Block:
             readings.append(_sentence(grid, split, quantity))
     alpha, beta = (np.asarray(ds[name].values, np.float64) for name in ("alpha", "beta"))
     legend = [blocks.mark_key(name, symbol) for name, (symbol, _) in blocks.MARKS.items()]
-    legend += [blocks.mark_key(kind, blocks.SYMBOLS[kind]) for kind, number in kinds.items() if number]
+    legend += [
+        blocks.mark_key(f"{kind} (in 3D {FLOOR[kind][1]} on the floor)", blocks.SYMBOLS[kind])
+        for kind, number in kinds.items()
+        if number
+    ]
     return Block(
         title=title,
         views=views,
@@ -126,7 +130,7 @@ def _contours(grid: Grid, scale: Scale | None, cells: list[list[str]], quantity:
             filled = {"start": inner[0], "end": inner[-1], "size": size, "showlines": False}
             ends = {"zmin": positions[0], "zmax": positions[-1]}
             place = {"type": "contour", "x": grid.alpha, "y": grid.beta}
-            data.append({**place, **shared, **ends, "colorscale": shades, "contours": filled})
+            data.append({**place, **shared, **ends, "colorscale": shades, "contours": filled, "line": {"smoothing": 0}})
             data += [place | line | {"z": values} for line in _contour_lines(scale, inner, size)]
     for kind, mask in grid.missing.items():
         rows, columns = np.nonzero(mask)
@@ -156,7 +160,7 @@ def _contour_lines(scale: Scale, inner: np.ndarray, size: float) -> list[dict[st
             look = {"coloring": "none", "start": chosen[0], "end": chosen[-1], "size": size}
             if scale.kind == "linear":  # elsewhere the values of plotly are positions among the levels
                 look |= {"showlabels": True, "labelfont": {"size": 11, "color": color}}
-            stroke = {"width": 0.8, "color": color}
+            stroke = {"width": 0.8, "color": color, "smoothing": 0}
             lines.append({"contours": look, "line": stroke, "showscale": False, "hoverinfo": "skip"})
     return lines
 
