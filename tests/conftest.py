@@ -1,8 +1,15 @@
-"""Settings of all tests: 8 forced CPU devices, strict promotion, no hub."""
+"""Settings of all tests: 8 forced CPU devices, quick compilation, strict promotion, no hub."""
 
 import os
 
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+# Programs of tests run for moments and are compiled for seconds: compile them quickly. What has to be fast, or is long,
+# runs in processes of its own (test_real.py, benchmarks).
+XLA_FLAGS = (
+    "--xla_force_host_platform_device_count=8",
+    "--xla_backend_optimization_level=0",
+    "--xla_llvm_disable_expensive_passes=true",
+)
+os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *XLA_FLAGS]).strip()
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"

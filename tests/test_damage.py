@@ -231,11 +231,11 @@ def test_a_loss_that_is_not_finite_stops_the_run(make_config, tmp_path, bad_batc
         loop.train(config)
     message = str(error.value)
     assert message.startswith("step 5: loss nan, gradient norm nan") and "last good checkpoint: step 3" in message
-    rows = message.partition("from 0): ")[2].partition(";")[0].split(", ")
+    rows = message.partition("rows of the batch: ")[2].partition(";")[0].split(", ")
     job = prepare(config)
     batches = job.train_batches()
     fifth = [next(batches) for _ in range(5)][4]
-    assert [int(r) for r in rows] == job.splits.train.rows[fifth["index"]].tolist()
+    assert rows == [job.splits.where("train", i) for i in fifth["index"]] and "rows.tsv:" in rows[0]
     records = (tmp_path / "run/metrics.jsonl").read_text()
     assert "nan" not in records.lower() and Run.open(tmp_path / "run").info["status"] == "training"
 

@@ -68,7 +68,7 @@ def page(run: Path) -> str:
         for name in ("metrics.jsonl", "timing.jsonl")
     )
     results = read_results(run)
-    scores, majority, loss_label = _scores(info, records), _majority(results), _loss_label(info, results)
+    scores, majority, loss_label = _scores(info, records), _majority(info, results), _loss_label(info, results)
     name = str(config.get("name") or run.resolve().name)
     headline = str(info.get("headline") or "score")
 
@@ -218,7 +218,9 @@ def _scores(info: Mapping[str, Any], records: list[dict[str, Any]]) -> dict[str,
     return found
 
 
-def _majority(results: Results) -> float:
+def _majority(info: Mapping[str, Any], results: Results) -> float:
+    if isinstance(info.get("majority"), float):
+        return info["majority"]
     for ds in results.values():
         value = ds.attrs.get("majority") if isinstance(ds, xr.Dataset) else None
         if value is not None and math.isfinite(float(value)):

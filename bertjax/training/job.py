@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from bertjax import weights
+from bertjax.baselines import majority_baseline
 from bertjax.config import RunConfig, differences, from_json
 from bertjax.data import batches as batching
 from bertjax.data.features import Splits, load_splits
@@ -139,12 +140,24 @@ def prepare(config: RunConfig) -> Job:
         "fresh": sorted(set(flatten(steps.abstract.params)) - set(loaded)),
         "steps": total,
         "rows": {"train": len(splits.train), "dev": len(splits.dev)},
+        **_label_info(splits),
         "versions": versions(),
         "devices": [str(d) for d in jax.devices()],
         "processes": jax.process_count(),
         "data": splits.fingerprints,
     }
     return Job(config, Run(config.folder, config, info), splits, steps, mesh, total, loaded, tokenizer, notes)
+
+
+def _label_info(splits: Splits) -> dict[str, Any]:
+    """Counts of each label, and the accuracy of always answering the most frequent one; nothing for regression."""
+    if not splits.labels:
+        return {}
+    counts = {
+        name: dict(zip(splits.labels, np.bincount(part.labels, minlength=len(splits.labels)).tolist(), strict=True))
+        for name, part in (("train", splits.train), ("dev", splits.dev))
+    }
+    return {"label_counts": counts, "majority": majority_baseline(splits.train.labels, splits.dev.labels)}
 
 
 def already_done(folder: Path, config: RunConfig) -> Run | None:

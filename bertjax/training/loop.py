@@ -6,6 +6,7 @@ have done. `metrics.jsonl` therefore holds only what is determined by the run; s
 
 import contextlib
 import dataclasses
+import json
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -52,6 +53,8 @@ def train(config: RunConfig) -> Run:
         paths.remove_temporary(folder)
         paths.write_text(folder / "config.json", to_json(config))
         job.tokenizer.save_pretrained(folder / "tokenizer")
+        if bad := job.splits.bad_rows():
+            paths.write_text(folder / "bad_rows.jsonl", "".join(json.dumps(row) + "\n" for row in bad))
         say(*job.plan())
         with stopping.graceful():
             _train(job)
@@ -147,7 +150,7 @@ class _Loop:
         batch = next(self.iterator)
         begin = time.perf_counter()
         state, values = self.job.steps.train(state, sharding.put_batch(batching.without_index(batch), self.job.mesh))
-        self.log.collect(values, self.job.splits.train.rows[batch["index"]])
+        self.log.collect(values, batch["index"])
         if first:
             jax.block_until_ready(values)
             seconds = time.perf_counter() - begin
@@ -180,12 +183,13 @@ class _Loop:
             if finite or values.get("skipped", math.inf) <= allowed:
                 continue
             rows = self.log.rows_of(number)
-            which = "unknown (before an interruption)" if rows is None else ", ".join(map(str, rows[:8]))
-            more = f" and {len(rows) - 8} more" if rows is not None and len(rows) > 8 else ""
+            which = [] if rows is None else [self.job.splits.where("train", i) for i in rows.tolist()]
+            shown = ", ".join(which[:8]) or "unknown, it was before an interruption"
+            more = f" and {len(which) - 8} more" if len(which) > 8 else ""
             saved = self.checkpoints.steps
             raise DivergedError(
                 f"step {step - len(pending) + number + 1}: loss {values['loss']}, gradient norm {values['grad_norm']}; "
-                f"rows of the batch (numbers in the training data, from 0): {which}{more}; "
+                f"rows of the batch: {shown}{more}; "
                 + (f"steps skipped: {values['skipped']:.0f} of {allowed} allowed; " if allowed else "")
                 + (f"last good checkpoint: step {saved[-1]}; " if saved else "no checkpoint yet; ")
                 + "try a lower --optim.learning_rate, or --optim.max_skipped to skip such steps"

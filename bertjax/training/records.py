@@ -51,7 +51,7 @@ class Records:
         self._mark = time.perf_counter()
 
     def collect(self, values: dict[str, Any], rows: np.ndarray) -> None:
-        """Keeps the values of a training step, still on the device, and the row numbers of its batch."""
+        """Keeps the values of a training step, still on the device, and which training rows its batch holds."""
         self._pending.append((values, rows))
         self._rows += len(rows)
 
@@ -61,7 +61,7 @@ class Records:
         return [values for values, _ in self._pending]
 
     def rows_of(self, number: int) -> np.ndarray | None:
-        """Row numbers of the batch of pending step `number`; None where it was before an interruption."""
+        """Rows of the batch of pending step `number`; None where it was before an interruption."""
         return self._pending[number][1]
 
     def compiled(self, step: int, seconds: float) -> None:
