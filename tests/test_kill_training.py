@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.slow
 
 KILLS = 10
 TRAIN = Path(__file__).parent.parent / "train.py"
+QUIET = subprocess.DEVNULL
 CACHE = Path(tempfile.mkdtemp(prefix="bertjax-kill-"))
 
 
@@ -67,24 +69,27 @@ def environment(devices: int = 1) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def whole(commands):
-    """The run that nobody disturbed, and how long its loop took."""
-    begin = time.perf_counter()
-    subprocess.run(commands("whole"), env=environment(), check=True, capture_output=True)
-    seconds = time.perf_counter() - begin
-    return Run.open(commands.runs / "whole"), seconds
+    """The run that nobody disturbed, and for how many seconds it trained."""
+    folder = commands.runs / "whole"
+    with subprocess.Popen(commands("whole"), env=environment(), stdout=QUIET, stderr=QUIET) as process:
+        while not (folder / "run.json").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        begin = time.perf_counter()
+    assert process.returncode == 0
+    return Run.open(folder), time.perf_counter() - begin
 
 
 def kill_when(command: list[str], ready) -> bool:
     """Starts the command and kills it as soon as `ready()` is true; False if it ended before."""
-    process = subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    while process.poll() is None:
-        if ready():
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
-            return process.returncode == -signal.SIGKILL
-        time.sleep(0.002)
-    assert process.returncode == 0, process.stderr.read().decode()
-    return False
+    with subprocess.Popen(command, env=environment(), stdout=QUIET, stderr=QUIET) as process:
+        while process.poll() is None:
+            if ready():
+                process.kill()
+                break
+            time.sleep(0.002)
+    assert process.returncode in (0, -signal.SIGKILL)
+    return process.returncode != 0
 
 
 def same(a: Run, b: Run) -> None:
@@ -95,20 +100,29 @@ def same(a: Run, b: Run) -> None:
 
 
 def test_killed_at_random_moments(commands, whole):
+    """Ten kills over three runs, each between a run's first file and its last; every run ends like the whole one."""
     reference, seconds = whole
     rng = np.random.default_rng(int(os.environ.get("BERTJAX_KILL_SEED", "0")))
-    kills, attempt = 0, 0
+    kills = attempts = 0
     while kills < KILLS:
-        attempt += 1
-        assert attempt < 40, f"only {kills} of {KILLS} kills hit a running training"
-        name = f"random-{kills // 4}"  # some runs are killed several times
-        moment = time.perf_counter() + rng.uniform(0.35, 1.0) * seconds
-        if kill_when(commands(name), lambda moment=moment: time.perf_counter() > moment):
+        attempts += 1
+        assert attempts < 30, f"only {kills} of {KILLS} kills hit a running training"
+        folder = commands.runs / f"random-{kills // 4}"
+        started, delay = [0.0], rng.uniform(0.0, 1.0 if kills % 4 == 0 else 0.7) * seconds
+
+        def ready(folder=folder, started=started, delay=delay) -> bool:
+            # A continued run has a checkpoint from the start: wait for its loop, which writes this file anew.
+            if not started[0] and (folder / "timing.jsonl").exists():
+                started[0] = time.perf_counter()
+            return bool(started[0]) and time.perf_counter() > started[0] + delay
+
+        (folder / "timing.jsonl").unlink(missing_ok=True)
+        if kill_when(commands(folder.name), ready):
             kills += 1
-        elif (commands.runs / name).exists():
-            same(Run.open(commands.runs / name), reference)
-            subprocess.run(["rm", "-r", str(commands.runs / name)], check=True)
-    for name in sorted(path.name for path in commands.runs.glob("random-*")):
+        else:
+            same(Run.open(folder), reference)
+            shutil.rmtree(folder)
+    for name in ("random-0", "random-1", "random-2"):
         subprocess.run(commands(name), env=environment(), check=True, capture_output=True)
         same(Run.open(commands.runs / name), reference)
 
@@ -137,14 +151,14 @@ def test_killed_inside_a_save(what, commands, whole):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_says_so(number, commands, whole):
     folder = commands.runs / f"signal-{number}"
-    process = subprocess.Popen(
+    with subprocess.Popen(
         commands(folder.name), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    while not (folder / "checkpoints" / "4").exists():
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    ) as process:
+        while not (folder / "checkpoints" / "4").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
     assert process.returncode == 128 + number and "Traceback" not in err
     assert "stopped at step" in out and signal.Signals(number).name in err
     steps = [int(p.name) for p in (folder / "checkpoints").iterdir() if p.name.isdigit()]
@@ -155,13 +169,13 @@ def test_a_signal_saves_and_says_so(number, commands, whole):
 
 def test_a_second_process_on_the_same_run_is_refused(commands, whole):
     folder = commands.runs / "shared"
-    first = subprocess.Popen(commands("shared"), env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    while not (folder / "config.json").exists():
-        assert first.poll() is None
-        time.sleep(0.01)
-    second = subprocess.run(commands("shared"), env=environment(), capture_output=True, text=True)
-    running = first.poll() is None
-    assert first.wait(timeout=120) == 0
+    with subprocess.Popen(commands("shared"), env=environment(), stdout=QUIET, stderr=QUIET) as first:
+        while not (folder / "config.json").exists():
+            assert first.poll() is None
+            time.sleep(0.01)
+        second = subprocess.run(commands("shared"), env=environment(), capture_output=True, text=True)
+        running = first.poll() is None
+    assert first.returncode == 0
     if running:
         assert second.returncode == 2 and "another process" in second.stderr and second.stderr.count("\n") == 1
     else:
@@ -172,19 +186,12 @@ def test_a_second_process_on_the_same_run_is_refused(commands, whole):
 def test_continued_on_another_number_of_devices(commands, whole):
     folder = commands.runs / "devices"
     assert kill_when(commands("devices"), lambda: (folder / "checkpoints" / "28").exists())
-    for devices, stop in ((8, "44"), (4, None)):
-        command = commands("devices")
-        if stop:
-            process = subprocess.Popen(
-                command, env=environment(devices), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-            )
-            while not (folder / "checkpoints" / stop).exists():
-                assert process.poll() is None
-                time.sleep(0.01)
-            process.kill()
-            process.wait()
-        else:
-            subprocess.run(command, env=environment(devices), check=True, capture_output=True)
+    with subprocess.Popen(commands("devices"), env=environment(8), stdout=QUIET, stderr=QUIET) as process:
+        while not (folder / "checkpoints" / "44").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+    subprocess.run(commands("devices"), env=environment(4), check=True, capture_output=True)
     run = Run.open(folder)
     ours, theirs = (read_jsonl(r.folder / "metrics.jsonl") for r in (run, whole[0]))
     assert [r["step"] for r in ours] == [r["step"] for r in theirs]
