@@ -158,6 +158,9 @@ def test_scores_of_a_regression_on_pairs(make_run, tmp_path):
     rows = read_csv(predict.predict(Predict(run=str(run.folder), file=str(file), with_text=True)))
     assert list(rows[0]) == ["row", "score", "text", "text_pair"]
     scores = predict.evaluate(Evaluate(run=str(run.folder), file=str(file)))
-    assert scores == pytest.approx(run.info["results"]["dev"], abs=1e-6)
+    expected = run.info["results"]["dev"]
+    assert scores["loss"] == pytest.approx(expected["loss"], abs=1e-6)
+    # The predictions are nearly constant: the last digits of other batches show in a correlation.
+    assert scores == pytest.approx(expected, abs=1e-4)
     mse = np.mean([(float(r["score"]) - i / 10) ** 2 for i, r in enumerate(rows)])
     assert mse == pytest.approx(scores["mse"], rel=1e-5)
