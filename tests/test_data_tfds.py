@@ -135,6 +135,37 @@ def test_the_same_rows_give_the_same_features_and_batches(tmp_path, data_dir, to
             assert all((one[key].dtype, one[key].tobytes()) == (two[key].dtype, two[key].tobytes()) for key in one)
 
 
+def test_the_same_rows_give_the_same_training(tmp_path, data_dir):
+    """Parameters, metrics and class names of two runs are equal, bit for bit."""
+    from tiny import tiny_checkpoint
+
+    from bertjax.config import ModelOptions, RunConfig, TrainOptions
+    from bertjax.training.loop import train
+
+    vocabulary = len(tiny_tokenizer(tmp_path / "model"))
+    tiny_checkpoint(tmp_path / "model", vocab_size=vocabulary, num_hidden_layers=1, max_position_embeddings=32)
+    common = {"max_length": 32, "buckets": (16,), "dev_split": "", "cache": ""}
+    runs = [
+        train(
+            RunConfig(
+                name=name,
+                runs=str(tmp_path / "runs"),
+                model=ModelOptions(path=str(tmp_path / "model")),
+                data=DataOptions(**common | data),
+                train=TrainOptions(steps=6, batch_size=8, eval_batch_size=8, eval_every=3, snapshots=1),
+            )
+        )
+        for name, data in (
+            ("file", {"train": csv_file(tmp_path / "train.csv", "train"), "labels": ("neg", "pos")}),
+            ("tfds", {"train": "tfds://bertjax_films", "data_dir": data_dir, "train_split": "train"}),
+        )
+    ]
+    a, b = (run.info for run in runs)
+    assert a["parameters"] == b["parameters"] and a["results"] == b["results"] and a["labels"] == b["labels"]
+    metrics = [(run.folder / "metrics.jsonl").read_bytes() for run in runs]
+    assert metrics[0] == metrics[1] and metrics[0].count(b"\n") >= 4
+
+
 def test_splits_and_expressions(data_dir):
     def rows(role="data", split="", address="tfds://bertjax_films"):
         options = DataOptions(data_dir=data_dir)
