@@ -8,8 +8,9 @@ import pytest
 from bertjax.errors import InputError
 from bertjax.landscape import evaluate as evaluation
 from bertjax.landscape import plane as planes
+from bertjax.landscape.blocks import DONE, NOT_FINITE, TODO, GridStore
 from bertjax.landscape.directions import FILTER_AXES, random_direction
-from bertjax.landscape.store import DONE, NOT_FINITE, TODO, GridStore, read_netcdf, write_netcdf
+from bertjax.landscape.store import read_netcdf, write_netcdf
 from bertjax.landscape.surface import coordinates, line, surface
 
 RNG = np.random.default_rng(0)
@@ -226,6 +227,57 @@ def test_store_of_another_computation_or_damaged_is_refused(tmp_path):
         run_grid(path, identity={"seed": 1, "head": "fixed"})
 
 
+DAMAGE = {
+    "flipped": lambda file: file.write_bytes(
+        bytes([*file.read_bytes()[:5], file.read_bytes()[5] ^ 4]) + file.read_bytes()[6:]
+    ),
+    "cut": lambda file: file.write_bytes(file.read_bytes()[:-6]),
+    "emptied": lambda file: file.write_bytes(b""),
+    "lost": lambda file: file.unlink(),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+@pytest.mark.parametrize("array", ["loss", "status"])
+def test_a_damaged_block_is_named_and_computed_again(array, how, tmp_path, capsys):
+    path = tmp_path / "grid.zarr"
+    whole = run_grid(path)
+    DAMAGE[how](path / array / "c" / ("1/0" if array == "loss" else "1"))
+    store = GridStore.open(path)
+    assert store.missing_blocks() == [1]
+    # A status that is lost is that of a block to do: nothing is wrong with it.
+    assert ("damaged block 1" in capsys.readouterr().out) == ((array, how) != ("status", "lost"))
+    again = run_grid(path)
+    np.testing.assert_array_equal(again["loss"], whole["loss"])
+    np.testing.assert_array_equal(again["status"], whole["status"])
+
+
+@pytest.mark.parametrize("file", ["zarr.json", "loss/zarr.json", "status/zarr.json"])
+@pytest.mark.parametrize("how", ["cut", "lost", "other block", "other type"])
+def test_a_store_whose_description_is_damaged_is_refused(file, how, tmp_path):
+    path = tmp_path / "grid.zarr"
+    run_grid(path, identity={"seed": 1})
+    changes = {"other block": ("8", "9"), "other type": ("float32" if "loss" in file else "int8", "uint8")}
+    if how in changes:
+        (path / file).write_text((path / file).read_text().replace(*changes[how]))
+    else:
+        DAMAGE[how](path / file)
+    if (file, how) in {("loss/zarr.json", "lost"), ("zarr.json", "other type")}:
+        return  # covered: an array that is lost is a lost chunk; the group has no type
+    with pytest.raises(InputError, match=r"grid.zarr is damaged.*remove it to start again"):
+        run_grid(path, identity={"seed": 1})
+
+
+def test_remains_of_a_killed_writer_are_removed(tmp_path):
+    path = tmp_path / "grid.zarr"
+    whole = run_grid(path)
+    (path / "loss" / "c" / "1" / "0.0a1b.partial").write_bytes(b"half a chunk")
+    (tmp_path / ".new.zarr.new").mkdir()  # a store that was not whole yet
+    np.testing.assert_array_equal(run_grid(path)["loss"], whole["loss"])
+    run_grid(tmp_path / "new.zarr")
+    assert not [p for p in tmp_path.rglob("*") if "partial" in p.name or p.name.endswith(".new")]
+
+
 def test_block_sizes_and_meshes_agree():
     one = run_grid(block=1, mesh=evaluation.point_mesh(jax.devices()[:1]))["loss"]
     for block, devices in ((4, 1), (8, 8), (16, 8), (6, 2)):
@@ -261,33 +313,16 @@ def test_points_that_are_not_finite_are_kept_and_marked(tmp_path):
 def test_memory_does_not_grow_with_the_number_of_points():
     """One program serves every grid: its memory is that of a block, however many points there are."""
     plane = planes.make_plane(PARAMS, [D1, D2])
-    groups = (jnp.asarray(TARGETS[:12].reshape(3, 4, 10)),)
-    compiled = []
-    original = evaluation.block_program
-
-    def counting(*arguments):
-        program = original(*arguments)
-
-        def run(*inputs):
-            memory = program.lower(*inputs).compile().memory_analysis()
-            compiled.append((memory.temp_size_in_bytes, memory.output_size_in_bytes))
-            return program(*inputs)
-
-        return run
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluation, "block_program", counting)
-        for count in (8, 80, 800):
-            points = np.zeros((count, 2))
-            evaluation.evaluate(
-                lambda p, b: {"loss": quadratic(p, b)},
-                plane,
-                points,
-                evaluation.Examples(groups, np.arange(12)),
-                points_per_step=1,
-                block=8,
-            )
-    assert len(compiled) == 1 + 10 + 100 and len(set(compiled)) == 1
+    examples = evaluation.Examples((jnp.asarray(TARGETS[:12].reshape(3, 4, 10)),), np.arange(12))
+    loss = lambda params, batch: {"loss": quadratic(params, batch)}  # noqa: E731
+    found = {
+        count: evaluation.prepare(loss, plane, np.zeros((count, 2)), examples, points_per_step=1, block=8)
+        for count in (8, 80, 800)
+    }
+    assert len({prepared.memory for prepared in found.values()}) == 1
+    assert found[800].memory > sum(leaf.nbytes for leaf in jax.tree.leaves(plane))
+    wider = evaluation.prepare(loss, plane, np.zeros((8, 2)), examples, points_per_step=1, block=64)
+    assert wider.memory > found[8].memory  # the number means something
 
 
 def test_measured_blocks_are_multiples_of_the_mesh():
@@ -383,7 +418,14 @@ def test_netcdf_round_trip_keeps_everything(tmp_path):
     result = surface(quadratic, PARAMS, [D1], x=[0.0, 1.0], data=TARGETS, attributes={"kind": "curve", "norm_x": 1.5})
     path = write_netcdf(result, tmp_path / "a" / "curve.nc")
     assert read_netcdf(path).identical(result)
-    path.write_bytes(path.read_bytes()[:200])
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 97):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 2]) + whole[place + 1 :])
+        try:
+            assert read_netcdf(path).identical(result), place  # an unused byte of the file
+        except InputError as error:
+            assert "not a readable netCDF" in str(error)
+    path.write_bytes(whole[:200])
     with pytest.raises(InputError, match="not a readable netCDF"):
         read_netcdf(path)
     with pytest.raises(InputError, match="does not exist"):

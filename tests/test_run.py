@@ -27,6 +27,7 @@ from bertjax.landscape import commands
 from bertjax.landscape.directions import direction, load_ends
 from bertjax.landscape.examples import evaluation_set
 from bertjax.landscape.store import read_netcdf
+from bertjax.landscape.subject import RunSubject
 from bertjax.run import Run
 from bertjax.training import loop
 from bertjax.training.records import read_jsonl
@@ -276,12 +277,108 @@ def test_surface_contains_the_curve(finished):
     )
     assert surface["loss"].shape == (2, len(surface["beta"]), len(surface["alpha"]))
     np.testing.assert_allclose(surface["example_loss"].sel(beta=0.0), curve["example_loss"], atol=1e-5)
-    assert surface.attrs["norm_y"] == surface.attrs["norm_x"] and abs(surface.attrs["cosine"]) < 0.3
+    assert surface.attrs["y_scale"] == "own" and abs(surface.attrs["cosine"]) < 0.3
+    assert surface.attrs["norm_y"] == surface.attrs["norm_y_before_rescaling"] > 2 * surface.attrs["norm_x"]
     assert not (finished.folder / "landscape" / "surface.zarr").exists()
 
 
+def test_a_second_direction_is_scaled_by_its_kind_or_as_told(finished, make_config):
+    other = loop.train(make_config("second", data__split_seed=5, train__steps=3))
+    task, size = f"task:{other.folder}", {"points": 2, "beta_points": 2, "train_examples": 0, "dev_examples": 3}
+    cases = {
+        "own": [("random", "auto"), (task, "own")],
+        "first": [("random:none", "auto"), (task, "auto"), ("random", "first")],
+    }
+    size |= {"block": 8, "points_per_step": 1}
+    for number, (y, choice, scale) in enumerate((*case, scale) for scale, found in cases.items() for case in found):
+        command = commands.Surface(run=str(finished.folder), name=f"scale{number}", y=y, y_scale=choice, **size)
+        attrs = read_netcdf(commands.compute(command)).attrs
+        assert attrs["y_scale"] == scale
+        assert attrs["norm_y"] == attrs["norm_x" if scale == "first" else "norm_y_before_rescaling"]
+    # auto is the same computation as what it stands for
+    commands.compute(commands.Surface(run=str(finished.folder), name="scale0", y_scale="own", **size))
+    with pytest.raises(InputError, match=r"y_scale: .own. -> .first."):
+        commands.compute(commands.Surface(run=str(finished.folder), name="scale0", y_scale="first", **size))
+
+
+def test_a_second_process_on_one_result_is_refused_at_once(finished, capsys):
+    from bertjax.locks import exclusive
+
+    with exclusive(finished.folder / "landscape" / ".locked.lock", "it"), pytest.raises(SystemExit) as stop:
+        cli.landscape(["curve", str(finished.folder), "--name", "locked", "--points", "2"])
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and error.count("\n") == 1 and "another process is working on" in error
+    assert not (finished.folder / "landscape" / "locked.zarr").exists()
+
+
+@pytest.mark.parametrize("kind", ["surface", "rollback"])
+def test_a_signal_ends_after_the_block_and_the_same_command_continues(kind, finished, monkeypatch, capfd):
+    from bertjax.landscape.blocks import TODO, GridStore
+
+    more = {"surface": ["--points", "3", "--beta_points", "3", "--block", "8", "--points_per_step", "1"]}.get(kind, [])
+    options = [kind, str(finished.folder), "--dev_examples", "4", "--train_examples", "0", *more]
+    cli.landscape([*options, "--name", f"{kind}-whole"])
+    write = GridStore.write
+
+    def signalled(self, number, values):
+        write(self, number, values)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(GridStore, "write", signalled)
+    with pytest.raises(SystemExit) as stop:
+        cli.landscape([*options, "--name", f"{kind}-stopped"])
+    monkeypatch.undo()
+    assert stop.value.code == 128 + signal.SIGTERM and "the same command continues" in capfd.readouterr().err
+    path = finished.folder / "landscape" / f"{kind}-stopped.zarr"
+    assert (GridStore.open(path).status() != TODO).sum() == (8 if kind == "surface" else 1)
+    cli.landscape([*options, "--name", f"{kind}-stopped"])
+    whole, again = (read_netcdf(finished.folder / "landscape" / f"{kind}-{name}.nc") for name in ("whole", "stopped"))
+    for name in whole.data_vars:
+        np.testing.assert_array_equal(whole[name], again[name], err_msg=name)
+    assert not path.exists()
+
+
+def test_a_full_disk_is_one_line_and_keeps_what_is_done(finished, monkeypatch, capsys):
+    from bertjax.landscape.blocks import GridStore
+
+    options = ["curve", str(finished.folder), "--name", "full", "--points", "20", "--block", "8"]
+    options += ["--points_per_step", "1", "--train_examples", "0"]
+    write, done = GridStore.write, []
+
+    def full(self, number, values):
+        if done:
+            raise OSError(28, "No space left on device")
+        write(self, number, values)
+        done.append(number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GridStore, "write", full)
+        with pytest.raises(SystemExit) as stop:
+            cli.landscape(options)
+    assert stop.value.code == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: No space left on device")
+    assert (GridStore.open(finished.folder / "landscape" / "full.zarr").status() > 0).sum() == 8
+    cli.landscape(options)
+
+
+@pytest.mark.parametrize("kind", ["curve", "surface", "rollback", "trajectory"])
+def test_a_dry_run_says_what_it_costs_and_writes_nothing(kind, finished, capsys):
+    def files():
+        return {p: p.stat().st_mtime_ns for p in finished.folder.rglob("*")}
+
+    before = files()
+    cli.landscape([kind, str(finished.folder), "--name", "dry", "--dry_run", "--dev_examples", "4"])
+    assert files() == before
+    shown = capsys.readouterr().out
+    count = {"curve": "31 points", "surface": "25 x 21 = 525 points", "rollback": "groups", "trajectory": "4 snapshots"}
+    size = sum(x.size for x in jax.tree.leaves(finished.params(0)))
+    for text in (count[kind], "train 45, dev 4", f"{size:,} parameters", "MiB", "time    about", "nothing was written"):
+        assert text in shown, (text, shown)
+
+
 def test_an_interrupted_surface_continues_bit_for_bit(finished, monkeypatch):
-    from bertjax.landscape.store import GridStore
+    from bertjax.landscape.blocks import GridStore
 
     options = dict(run=str(finished.folder), points=3, beta_points=2, block=8, points_per_step=1)
     whole = read_netcdf(commands.compute(commands.Surface(name="whole", **options)))
@@ -337,7 +434,7 @@ def test_rollback_of_nothing_and_of_all(finished):
 
 def test_task_direction_needs_the_same_start(finished, make_config):
     other = loop.train(make_config("other", data__split_seed=5, train__steps=3))
-    ends = load_ends(finished, "fixed")
+    ends = load_ends(RunSubject(finished), "fixed")
     tree, words = direction(f"task:{other.folder}", ends)
     expected = (
         other.params(3)["encoder"]["layers"]["norm"]["scale"] - finished.params(0)["encoder"]["layers"]["norm"]["scale"]
@@ -352,9 +449,37 @@ def test_task_direction_needs_the_same_start(finished, make_config):
             direction(spec, ends)
 
 
+def test_a_trajectory_goes_from_start_to_end(finished):
+    path = commands.compute(commands.Trajectory(run=str(finished.folder)))
+    dataset = read_netcdf(path)
+    assert dataset.attrs["kind"] == "trajectory" and dataset["step"].values.tolist() == [0, 4, 8, 12]
+    for snapshot, place in (("step 0", 0.0), ("step 12", 1.0)):
+        point = dataset.sel(snapshot=snapshot)
+        np.testing.assert_allclose([point["a"], point["alpha"]], place, atol=1e-9)
+        np.testing.assert_allclose([point["b"], point["beta"], point["off_plane"]], 0.0, atol=1e-9)
+    middle = dataset.sel(snapshot="step 4")
+    assert 0 < float(middle["a"]) < 1 and float(middle["b"]) > 0.05
+    start, end, step = finished.params(0), finished.params(12), finished.params(4)
+    for name, params in (("loss", step), ("loss_final_head", step | {"head": end["head"]})):
+        expected = dev_loss(finished, params)["loss"]
+        assert float(middle[name].sel(split="dev")) == pytest.approx(expected, abs=1e-5)
+    curve = read_netcdf(commands.compute(commands.Curve(run=str(finished.folder), points=4)))
+    for snapshot, alpha in (("step 0", 0.0), ("step 12", 1.0)):
+        np.testing.assert_allclose(
+            dataset["example_loss_final_head"].sel(snapshot=snapshot), curve["example_loss"].sel(alpha=alpha), atol=1e-5
+        )
+    length = np.sqrt(
+        sum(
+            np.square(np.asarray(a, np.float64) - b).sum()
+            for a, b in zip(jax.tree.leaves(step["encoder"]), jax.tree.leaves(start["encoder"]), strict=True)
+        )
+    )
+    assert float(middle["length"]) == pytest.approx(length, rel=1e-6)
+
+
 def test_zero_examples_are_an_error(finished):
     with pytest.raises(InputError, match="at least one example"):
-        evaluation_set(finished, 0, 0)
+        evaluation_set(RunSubject(finished), 0, 0)
 
 
 def test_draw_and_compare_need_no_model(finished, monkeypatch, capsys, tmp_path):

@@ -1,13 +1,13 @@
 """Directions in parameter space, by name, and which parameters they move.
 
-`DIRECTIONS` names them: `between` (from the start of a run to its end), `task:RUN2` (from the same start to the end of
-another run; Hao et al. 2019, section 3) and `random` (Gaussian, filter-normalized; Li et al. 2018, section 4).
+`DIRECTIONS` names them: `between` (from the start of a training to its end), `task:RUN2` (from the same start to the
+end of another run or model; Hao et al. 2019, section 3) and `random` (Gaussian, filter-normalized; Li et al. 2018,
+section 4).
 """
 
 import dataclasses
 from collections.abc import Callable
 from fnmatch import fnmatch
-from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -16,8 +16,9 @@ import jax.numpy as jnp
 from bertjax.config import nearest
 from bertjax.errors import InputError
 from bertjax.landscape import plane
+from bertjax.landscape.model_folders import open_other
+from bertjax.landscape.subject import Subject
 from bertjax.model.heads import HEAD_GROUPS
-from bertjax.run import Run
 from bertjax.tree import flatten, unflatten
 
 Tree = Any
@@ -36,24 +37,26 @@ FILTER_AXES: tuple[tuple[str, tuple[int, ...]], ...] = (
 
 @dataclasses.dataclass(frozen=True)
 class Ends:
-    """Start and end of a run's training, and how its head is treated."""
+    """Start and end of a training, and how the head is treated."""
 
-    run: Run
+    subject: Subject
     start: Tree
     end: Tree
     head: Literal["fixed", "move"]
     seed: int
 
-    def moves(self, path: str) -> bool:
-        """Whether the plane moves the parameter at `path`.
+    def is_head(self, path: str) -> bool:
+        """Whether the parameter belongs to the head: classifier, fusion, normalization.
 
-        With head=fixed the classifier, fusion and normalization stand still, and the pooler too where it started fresh
-        beside a pre-trained encoder (a pooler that was pre-trained belongs to the encoder).
+        So does the pooler where it started fresh beside a pre-trained encoder (a pooler that was pre-trained belongs to
+        the encoder).
         """
-        if self.head == "move":
-            return True
-        fresh_pooler = self.run.config.model.init == "pretrained" and "encoder/pooler/kernel" in self.run.info["fresh"]
-        return path.split("/")[0] not in HEAD_GROUPS and not (fresh_pooler and path.startswith("encoder/pooler/"))
+        fresh_pooler = self.subject.pretrained and "encoder/pooler/kernel" in self.subject.fresh
+        return path.split("/")[0] in HEAD_GROUPS or (fresh_pooler and path.startswith("encoder/pooler/"))
+
+    def moves(self, path: str) -> bool:
+        """Whether the plane moves the parameter at `path`: with head=fixed all but the head."""
+        return self.head == "move" or not self.is_head(path)
 
     def mask(self, tree: Tree) -> Tree:
         """The tree with None in place of what does not move."""
@@ -64,11 +67,25 @@ class Ends:
         start, end = flatten(self.start), flatten(self.end)
         return unflatten({path: start[path] if self.moves(path) else end[path] for path in end})
 
+    def with_final_head(self, params: Tree) -> Tree:
+        """Other parameters under the trained head."""
+        flat, end = flatten(params), flatten(self.end)
+        return unflatten({path: end[path] if self.is_head(path) else flat[path] for path in end})
 
-def load_ends(run: Run, head: Literal["fixed", "move"], seed: int = 0) -> Ends:
-    """Reads θ₀ and θ₁ of a finished run."""
-    first, last = run.ends()
-    return Ends(run, run.params(first), run.params(last), head, seed)
+
+def load_ends(subject: Subject, head: Literal["fixed", "move"], seed: int = 0) -> Ends:
+    """Reads θ₀ and θ₁; InputError if the head is to move and its start is not known."""
+    ends = Ends(subject, subject.start, subject.end, head, seed)
+    unknown = sorted(subject.unknown)
+    if head == "move" and unknown:
+        raise InputError(
+            f"--head move: the start of {subject.name} has no {', '.join(unknown)}, so there is no line to move "
+            "them on; use --head fixed, which keeps the trained values"
+        )
+    stuck = [path for path in unknown if ends.moves(path)]
+    if stuck:
+        raise InputError(f"the start of {subject.name} has no {', '.join(stuck)}")
+    return ends
 
 
 def difference(a: Tree, b: Tree) -> Tree:
@@ -122,26 +139,33 @@ def _between(ends: Ends, argument: str) -> tuple[Tree, str]:
 
 
 def _task(ends: Ends, argument: str) -> tuple[Tree, str]:
-    if not argument:
-        raise InputError("direction task: expected task:RUN2, the folder of another run from the same start")
-    other = Run.open(Path(argument))
-    first, last = other.ends()
-    start, end = flatten(other.params(first)), flatten(other.params(last))
+    other, subject = open_other(_other_path(argument, ends.subject)), ends.subject
+    first, last = other.load()
+    start, end = None if first is None else flatten(first), flatten(last)
     own = flatten(ends.start)
     direction: dict[str, Any] = {}
     for path, x in own.items():
         if not path.startswith("encoder/"):
             direction[path] = None  # the heads of two tasks have nothing in common
             continue
-        if path not in start or start[path].shape != x.shape:
+        if path not in end or end[path].shape != x.shape:
             raise InputError(
-                f"{argument} and {ends.run.folder} are of different architectures: {path} is "
-                f"{start[path].shape if path in start else 'absent'} and {x.shape}"
+                f"{other.name} and {subject.name} are of different architectures: {path} is "
+                f"{end[path].shape if path in end else 'absent'} and {x.shape}"
             )
-        if not bool((start[path] == x).all()):
-            raise InputError(f"{argument} and {ends.run.folder} have another start: {path} differs at step {first}")
-        direction[path] = end[path] - start[path] if ends.moves(path) else None
-    return unflatten(direction), f"from the same start to the end of {other.config.name}"
+        if start is not None and not bool((start[path] == x).all()):
+            raise InputError(f"{other.name} and {subject.name} have another start: {path} differs")
+        direction[path] = jnp.subtract(end[path], x) if ends.moves(path) else None
+    return unflatten(direction), f"from the same start to the end of {other.name}"
+
+
+def _other_path(argument: str, subject: Subject) -> str:
+    path = argument or subject.other
+    if not path:
+        raise InputError(
+            "direction task: expected task:RUN2, the folder of another run (or model) from the same start, or --other"
+        )
+    return path
 
 
 def _random(ends: Ends, argument: str) -> tuple[Tree, str]:
@@ -153,10 +177,21 @@ def _random(ends: Ends, argument: str) -> tuple[Tree, str]:
     return ends.mask(direction), f"random, normalization {normalization}, seed {ends.seed}"
 
 
-DIRECTIONS: dict[str, Callable[[Ends, str], tuple[Tree, str]]] = {
-    "between": _between,
-    "task": _task,
-    "random": _random,
+@dataclasses.dataclass(frozen=True)
+class Direction:
+    """How a direction is made, and whether its length means something."""
+
+    make: Callable[[Ends, str], tuple[Tree, str]]
+    """(ends, argument) -> the direction, and what it is in words."""
+    own_scale: Callable[[str], bool]
+    """Argument -> whether it has a scale of its own; if not, it is rescaled to the length of the first direction."""
+
+
+DIRECTIONS: dict[str, Direction] = {
+    "between": Direction(_between, lambda argument: True),
+    "task": Direction(_task, lambda argument: False),  # Hao et al. rescale it to ‖δ₁‖
+    # The scale of the filters or layers it is normalized to.
+    "random": Direction(_random, lambda argument: argument != "none"),
 }
 
 
@@ -166,10 +201,29 @@ def direction(spec: str, ends: Ends) -> tuple[Tree, str]:
     Raises:
       InputError: an unknown name, or a direction that is zero.
     """
+    entry, argument = _parse(spec)
+    tree, words = entry.make(ends, argument)
+    if not plane.norm(tree) > 0:
+        raise InputError(f"direction {spec} of {ends.subject.name} is zero: start and end are the same")
+    return tree, words
+
+
+def scale_of(spec: str, choice: Literal["auto", "own", "first"]) -> Literal["own", "first"]:
+    """How the second direction `spec` is scaled: "own" as it is, "first" to the length of the first direction."""
+    entry, argument = _parse(spec)
+    if choice == "auto":
+        return "own" if entry.own_scale(argument) else "first"
+    return choice
+
+
+def other_digest(spec: str, subject: Subject) -> str:
+    """Hash of the other model that a direction needs; empty: it needs none."""
+    name, _, argument = spec.partition(":")
+    return open_other(_other_path(argument, subject)).digest if name == "task" else ""
+
+
+def _parse(spec: str) -> tuple[Direction, str]:
     name, _, argument = spec.partition(":")
     if name not in DIRECTIONS:
         raise InputError(f"direction {name!r} is not known{nearest(name, DIRECTIONS)}")
-    tree, words = DIRECTIONS[name](ends, argument)
-    if not plane.norm(tree) > 0:
-        raise InputError(f"direction {spec} of {ends.run.folder} is zero: start and end are the same")
-    return tree, words
+    return DIRECTIONS[name], argument

@@ -19,9 +19,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from bertjax.errors import InputError
+from bertjax.landscape.blocks import GridStore, Prepared
 from bertjax.landscape.plane import Plane
-from bertjax.landscape.store import GridStore, check_identity
-from bertjax.progress import bar
 
 Array = jax.Array
 LossFunction = Callable[[Any, Any], dict[str, Array]]
@@ -110,6 +109,29 @@ def evaluate(
     Returns:
       {name: [points, examples]}, and `status` [points].
     """
+    kept = GridStore.resume(store, identity or {}) if store is not None else None
+    if kept:
+        points_per_step, block = kept.points_per_step, kept.block
+    prepared = prepare(loss, plane, coefficients, examples, points_per_step=points_per_step, block=block, mesh=mesh)
+    if store is not None and kept is None:
+        kept = GridStore.create(store, identity or {}, prepared.count, prepared.block, prepared.points_per_step)
+    return prepared.run(kept, what=what)
+
+
+def prepare(
+    loss: LossFunction,
+    plane: Plane,
+    coefficients: np.ndarray,
+    examples: Examples,
+    *,
+    points_per_step: int | None = None,
+    block: int | None = None,
+    mesh: Mesh | None = None,
+) -> Prepared:
+    """Places plane and examples on the devices, chooses the sizes that are not given, and compiles the block program.
+
+    The arguments are those of `evaluate`.
+    """
     coefficients = np.asarray(coefficients, np.float32)
     if coefficients.ndim != 2 or coefficients.shape[1] != len(plane.directions) or not len(coefficients):
         raise InputError(
@@ -117,59 +139,33 @@ def evaluate(
             "at least one point"
         )
     mesh = point_mesh() if mesh is None else mesh
-    grid = None
-    if store is not None and store.exists():
-        grid = GridStore.open(store)
-        check_identity(store, grid.identity, identity or {})
-        points_per_step, block = grid.points_per_step, grid.block
     with jax.set_mesh(mesh):
         plane, groups = jax.device_put((plane, examples.groups), jax.sharding.NamedSharding(mesh, P()))
         if points_per_step is None or block is None:
-            program, points_per_step, block = _measure(loss, plane, groups, coefficients, points_per_step, block, mesh)
-        else:
-            program = block_program(loss, points_per_step, mesh)
+            points_per_step, block = _measure(loss, plane, groups, coefficients, points_per_step, block, mesh)
         devices = mesh.shape["point"]
         if block % (devices * points_per_step):
             raise InputError(
                 f"block {block} is not a multiple of {devices} devices x {points_per_step} points per step"
             )
-        if grid is None and store is not None:
-            grid = GridStore.create(store, identity or {}, len(coefficients), block, points_per_step)
-        return _run(program, plane, groups, coefficients, examples, block, grid, what)
+        program = block_program(loss, points_per_step, mesh)
+        shape = jax.ShapeDtypeStruct((block, coefficients.shape[1]), np.float32)
+        compiled = program.lower(plane, shape, groups).compile()
+
+    def compute(numbers: np.ndarray) -> dict[str, np.ndarray]:
+        with jax.set_mesh(mesh):
+            out = compiled(plane, coefficients[numbers], groups)
+        return {name: np.asarray(x)[:, examples.order] for name, x in out.items()}
+
+    return Prepared(compute, len(coefficients), block, points_per_step, program_memory(compiled))
 
 
-def _run(
-    program: Callable[..., dict[str, Array]],
-    plane: Plane,
-    groups: Any,
-    coefficients: np.ndarray,
-    examples: Examples,
-    block: int,
-    grid: GridStore | None,
-    what: str,
-) -> dict[str, np.ndarray]:
-    count = len(coefficients)
-    blocks = grid.missing_blocks() if grid else list(range(-(-count // block)))
-    kept: dict[int, dict[str, np.ndarray]] = {}
-    done = count - sum(min(block, count - number * block) for number in blocks)
-    progress = bar(count, what, "point", initial=done) if what else None
-    for number in blocks:
-        rows = coefficients[number * block : (number + 1) * block]
-        padded = np.concatenate([rows, np.repeat(rows[-1:], block - len(rows), axis=0)])
-        out = {name: np.asarray(x)[:, examples.order] for name, x in program(plane, padded, groups).items()}
-        if grid:
-            grid.write(number, out)
-        else:
-            kept[number] = out
-        if progress:
-            progress.update(len(rows))
-    if progress:
-        progress.close()
-    if grid:
-        return grid.values() | {"status": grid.status()}
-    values = {name: np.concatenate([kept[n][name] for n in blocks])[:count] for name in kept[0]}
-    finite = np.all([np.isfinite(x).all(axis=1) for x in values.values()], axis=0)
-    return values | {"status": np.where(finite, 1, 2).astype(np.int8)}
+def program_memory(compiled: Any) -> int | None:
+    """Bytes of a compiled program on a device: arguments, outputs and temporaries; None where it does not say."""
+    memory = compiled.memory_analysis()
+    if memory is None:
+        return None
+    return memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
 
 
 def _measure(
@@ -180,12 +176,12 @@ def _measure(
     points_per_step: int | None,
     block: int | None,
     mesh: Mesh,
-) -> tuple[Callable[..., dict[str, Array]], int, int]:
+) -> tuple[int, int]:
     """Chooses how many points go together and how many make a block, by running a few points."""
     devices = mesh.shape["point"]
     platform = mesh.devices.flat[0].platform
     candidates = (points_per_step,) if points_per_step else CANDIDATES.get(platform, ACCELERATOR_CANDIDATES)
-    best: tuple[float, int, Callable[..., dict[str, Array]]] | None = None
+    best: tuple[float, int] | None = None
     for together in candidates:
         program = block_program(loss, together, mesh)
         sample = np.resize(coefficients, (devices * together, coefficients.shape[1]))
@@ -200,11 +196,11 @@ def _measure(
         seconds = (time.perf_counter() - begin) / together
         if best is not None and seconds >= best[0]:
             break
-        best = (seconds, together, program)
+        best = (seconds, together)
     assert best is not None
-    seconds, together, program = best
+    seconds, together = best
     if block is None:
         steps = max(1, min(MAX_STEPS_PER_BLOCK, int(BLOCK_SECONDS / max(seconds * together, 1e-9))))
         needed = -(-len(coefficients) // (devices * together))
         block = devices * together * min(1 << (steps.bit_length() - 1), max(1, needed))
-    return program, together, block
+    return together, block

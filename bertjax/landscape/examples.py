@@ -1,4 +1,4 @@
-"""The fixed evaluation set of a run's landscapes, and its loss, as `evaluate` wants them."""
+"""The fixed evaluation set of landscapes, and its loss, as `evaluate` wants them."""
 
 import dataclasses
 from typing import Any
@@ -12,8 +12,8 @@ from bertjax.data.features import Features
 from bertjax.errors import InputError
 from bertjax.landscape.evaluate import Examples, LossFunction
 from bertjax.landscape.plane import Plane
+from bertjax.landscape.subject import Subject
 from bertjax.model.heads import HEADS, TaskModel
-from bertjax.run import Run
 from bertjax.training.steps import outputs
 
 WORD_TABLE = "encoder/embeddings/word"
@@ -21,11 +21,11 @@ WORD_TABLE = "encoder/embeddings/word"
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationSet:
-    """Rows of the train and dev files, the same at every point."""
+    """Rows of each split, the same at every point."""
 
     examples: Examples
     split: np.ndarray
-    """[examples] "train" or "dev"."""
+    """[examples] name of the split."""
     row: np.ndarray
     """[examples] row number in its file."""
     words: np.ndarray
@@ -33,16 +33,16 @@ class EvaluationSet:
 
     def counts(self) -> dict[str, int]:
         """Examples of each split."""
-        return {name: int((self.split == name).sum()) for name in ("train", "dev") if (self.split == name).any()}
+        return {name: int((self.split == name).sum()) for name in dict.fromkeys(self.split.tolist())}
 
 
-def evaluation_set(run: Run, train: int, dev: int, batch_size: int = 32, seed: int = 0) -> EvaluationSet:
-    """Draws rows of both splits once; all of a split where it has no more than asked for.
+def evaluation_set(subject: Subject, train: int, dev: int, batch_size: int = 32, seed: int = 0) -> EvaluationSet:
+    """Draws rows of each split once; all of a split where it has no more than asked for.
 
     Args:
-      run: the run whose data are used.
-      train: rows of the training set; 0: none.
-      dev: rows of the dev set; 0: none.
+      subject: what has the rows.
+      train: rows of each split other than dev; 0: none.
+      dev: rows of the split dev; 0: none.
       batch_size: rows per batch on the device.
       seed: decides the draw.
 
@@ -51,17 +51,20 @@ def evaluation_set(run: Run, train: int, dev: int, batch_size: int = 32, seed: i
     """
     if train < 0 or dev < 0 or train + dev == 0:
         raise InputError(f"{train} training and {dev} dev examples: expected at least one example")
-    splits, groups, order, names, rows = run.splits, [], [], [], []
+    groups, order, names, rows = [], [], [], []
     offset = 0
-    for name, features, count in (("train", splits.train, train), ("dev", splits.dev, dev)):
+    for name, features in subject.splits.items():
+        count = dev if name == "dev" else train
         if count:
             chosen = _draw(features, count, seed)
-            cut, places = _batches(run, chosen, batch_size)
+            cut, places = _batches(subject, chosen, batch_size)
             groups += cut
             order.append(places + offset)
             offset += sum(group["weights"].size for group in cut)
             names += [name] * len(chosen)
             rows.append(chosen.rows)
+    if not groups:
+        raise InputError(f"there are no rows of which {train} training and {dev} dev examples could be drawn")
     words = np.unique(np.concatenate([group["input_ids"].ravel() for group in groups]))
     for group in groups:
         group["input_ids"] = np.searchsorted(words, group["input_ids"]).astype(np.int32)
@@ -106,11 +109,13 @@ def _draw(features: Features, count: int, seed: int) -> Features:
     return features.take(np.sort(np.random.default_rng(seed).choice(len(features), count, replace=False)))
 
 
-def _batches(run: Run, features: Features, batch_size: int) -> tuple[list[dict[str, np.ndarray]], np.ndarray]:
+def _batches(subject: Subject, features: Features, batch_size: int) -> tuple[list[dict[str, np.ndarray]], np.ndarray]:
     """Batches stacked by length, [batches, batch, ...], and where each row lies in their concatenation."""
-    buckets = batching.bucket_lengths(run.config.data)
     cut = batching.eval_batches(
-        features, batch_size=min(batch_size, len(features)), buckets=buckets, pad_id=run.model.config.pad_token_id
+        features,
+        batch_size=min(batch_size, len(features)),
+        buckets=subject.buckets,
+        pad_id=subject.model.config.pad_token_id,
     )
     by_length: dict[int, list[dict[str, np.ndarray]]] = {}
     for batch in cut:

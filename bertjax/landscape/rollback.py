@@ -14,14 +14,14 @@ import numpy as np
 import xarray as xr
 
 from bertjax.errors import InputError
+from bertjax.landscape.blocks import Prepared
 from bertjax.landscape.directions import Ends
-from bertjax.landscape.evaluate import point_mesh, scan_examples
+from bertjax.landscape.evaluate import point_mesh, program_memory, scan_examples
 from bertjax.landscape.examples import WORD_TABLE, EvaluationSet, model_loss
-from bertjax.landscape.surface import to_dataset
-from bertjax.progress import bar
+from bertjax.landscape.store import to_dataset
 from bertjax.tree import flatten, unflatten
 
-NONE, ALL, EMBEDDINGS, POOLER = "none", "all", "embeddings", "pooler"
+NONE, ALL, EMBEDDINGS, POOLER, HEAD = "none", "all", "embeddings", "pooler", "head"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Group:
     layers: tuple[int, ...]
     embeddings: bool = False
     pooler: bool = False
+    head: bool = False
 
 
 def layer_groups(depth: int, parts: int = 3, singles: bool = True) -> list[Group]:
@@ -45,61 +46,64 @@ def layer_groups(depth: int, parts: int = 3, singles: bool = True) -> list[Group
     if singles and parts < depth:
         groups += [Group(f"layer {i}", (i,)) for i in range(depth) if f"layer {i}" not in {g.name for g in groups}]
     groups.append(Group(POOLER, (), pooler=True))
-    groups.append(Group(ALL, tuple(range(depth)), embeddings=True, pooler=True))
+    groups.append(Group(ALL, tuple(range(depth)), embeddings=True, pooler=True, head=True))
     return groups
 
 
-def rollback(ends: Ends, groups: list[Group], evaluation: EvaluationSet, attributes: dict[str, Any]) -> xr.Dataset:
-    """Loss, error and score of the trained model with each group at its start values.
+def prepare(ends: Ends, groups: list[Group], evaluation: EvaluationSet) -> Prepared:
+    """The computation of all groups, one at a time, on one device.
 
-    The head keeps its trained values; so does a pooler that started fresh.
+    The head keeps its trained values; so does a pooler that started fresh. With head=move both go back with "all".
+    """
+    depth = ends.subject.model.config.num_hidden_layers
+    start, end = (_only_words(tree, evaluation.words) for tree in (flatten(ends.start), flatten(ends.end)))
+    loss = model_loss(ends.subject.model, ends.subject.head, evaluation.words)
+
+    def case(masks: dict[str, Any], start: Any, end: Any, batches: Any) -> dict[str, jax.Array]:
+        chosen = {}
+        for path, trained in end.items():
+            chosen[path] = trained
+            if ends.moves(path):
+                mask = masks[_part(path)]
+                wide = mask.reshape(mask.shape + (1,) * (trained.ndim - mask.ndim))
+                chosen[path] = jnp.where(wide, start[path], trained)
+        return scan_examples(loss, unflatten(chosen), batches)
+
+    def masks(group: Group) -> dict[str, np.ndarray]:
+        return {
+            "layers": np.isin(np.arange(depth), group.layers),
+            EMBEDDINGS: np.array(group.embeddings),
+            POOLER: np.array(group.pooler),
+            HEAD: np.array(group.head),
+        }
+
+    mesh = point_mesh(jax.devices()[:1])
+    with jax.set_mesh(mesh):
+        batches = jax.tree.map(jnp.asarray, evaluation.examples.groups)
+        compiled = jax.jit(case).lower(masks(groups[0]), start, end, batches).compile()
+
+    def compute(numbers: np.ndarray) -> dict[str, np.ndarray]:
+        with jax.set_mesh(mesh):
+            out = compiled(masks(groups[numbers[0]]), start, end, batches)
+        return {name: np.asarray(x)[None, evaluation.examples.order] for name, x in out.items()}
+
+    return Prepared(compute, len(groups), block=1, memory=program_memory(compiled))
+
+
+def rollback_dataset(
+    values: dict[str, np.ndarray],
+    ends: Ends,
+    groups: list[Group],
+    evaluation: EvaluationSet,
+    attributes: dict[str, Any],
+) -> xr.Dataset:
+    """Arranges the values of `prepare`.
 
     Returns:
       Dataset over (split, group): `loss`, `error` and `score` (accuracy, where there is an error rate), each with its
       standard error, and `moved`, the L2 norm of the group's part of θ₁ − θ₀.
     """
-    depth = ends.run.model.config.num_hidden_layers
-    start, end = (_only_words(tree, evaluation.words) for tree in (flatten(ends.start), flatten(ends.end)))
-    movable = {path for path in end if ends.moves(path)}
-    loss = model_loss(ends.run.model, ends.run.head, evaluation.words)
-
-    def select(masks: dict[str, jax.Array]) -> Any:
-        chosen = {}
-        for path, trained in end.items():
-            if path not in movable:
-                chosen[path] = trained
-                continue
-            mask = masks[_part(path)]
-            wide = mask.reshape(mask.shape + (1,) * (trained.ndim - mask.ndim))
-            chosen[path] = jnp.where(wide, start[path], trained)
-        return unflatten(chosen)
-
-    @jax.jit
-    def case(masks: dict[str, jax.Array], batches: Any) -> dict[str, jax.Array]:
-        return scan_examples(loss, select(masks), batches)
-
-    values: dict[str, list[np.ndarray]] = {}
-    progress = bar(len(groups), "rollback", "group")
-    with jax.set_mesh(point_mesh(jax.devices()[:1])):
-        batches = jax.tree.map(jnp.asarray, evaluation.examples.groups)
-        for group in groups:
-            masks = {
-                "layers": np.isin(np.arange(depth), group.layers),
-                EMBEDDINGS: np.array(group.embeddings),
-                POOLER: np.array(group.pooler),
-            }
-            for name, array in case(masks, batches).items():
-                values.setdefault(name, []).append(np.asarray(array)[evaluation.examples.order])
-            progress.update()
-    progress.close()
-    stacked = {name: np.stack(rows) for name, rows in values.items()}
-    finite = np.all([np.isfinite(x).all(axis=1) for x in stacked.values()], axis=0)
-    dataset = to_dataset(
-        stacked | {"status": np.where(finite, 1, 2).astype(np.int8)},
-        {"group": np.array([g.name for g in groups])},
-        evaluation.split,
-        attributes,
-    )
+    dataset = to_dataset(values, {"group": np.array([g.name for g in groups])}, evaluation.split, attributes)
     if "error" in dataset:
         dataset["score"], dataset["score_se"] = 1.0 - dataset["error"], dataset["error_se"]
     dataset["moved"] = ("group", [_moved(ends, group) for group in groups])
@@ -110,7 +114,7 @@ def _part(path: str) -> str:
     for part in ("layers", POOLER):
         if path.startswith(f"encoder/{part}/"):
             return part
-    return EMBEDDINGS if path.startswith("encoder/") else ALL
+    return EMBEDDINGS if path.startswith("encoder/") else HEAD
 
 
 def _only_words(flat: dict[str, Any], words: np.ndarray) -> dict[str, Any]:

@@ -1,113 +1,51 @@
-"""Results of a grid on disk: Zarr while points are computed, one netCDF file at the end.
+"""Finished results: one netCDF file each, with named dimensions, checksums, and what it was computed from."""
 
-A block of points is one chunk of each array. A block's values are written before its status, and the status alone says
-that a point is done; so a process that is killed loses at most the block it was computing.
-"""
-
+import hashlib
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xarray as xr
-import zarr
 
 from bertjax import paths
 from bertjax.errors import InputError, first_line
 
-TODO, DONE, NOT_FINITE = 0, 1, 2
 STATUS_MEANINGS = "0 todo, 1 done, 2 not finite"
+# Stands after the end of the HDF5 file, where its readers do not look: the hash of all bytes before.
+_SEAL = b"\nbertjax sha256 %s\n"
+_SEAL_LENGTH = len(_SEAL % (b"0" * 64))
 
 
-class GridStore:
-    """Values of a grid while it is computed: named arrays [points, examples], and a status per point."""
+def write_netcdf(dataset: xr.Dataset, path: Path) -> Path:
+    """Writes a result as netCDF-4, compressed; a reader sees the whole file or none."""
+    encoding: dict[str, Any] = {}
+    for name, variable in dataset.variables.items():
+        if variable.dtype.kind in "fiu" and variable.ndim:
+            packed = {"zlib": True, "complevel": 4} if variable.dtype.kind == "f" else {}
+            encoding[str(name)] = {"fletcher32": True, **packed}
+    # Made in memory: HDF5 crashes the process at its exit when the disk is full.
+    contents = bytes(dataset.to_netcdf(engine="h5netcdf", encoding=encoding))
+    with paths.replacing(path) as temporary:
+        temporary.write_bytes(contents + _seal(contents))
+    return path
 
-    def __init__(self, path: Path, group: zarr.Group) -> None:
-        self.path, self._group = path, group
 
-    @classmethod
-    def create(cls, path: Path, identity: dict[str, Any], points: int, block: int, points_per_step: int) -> "GridStore":
-        """A new store; `identity` is what must be equal for a computation to continue here."""
-        if path.exists():
-            shutil.rmtree(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        group = zarr.open_group(
-            path,
-            mode="w",
-            attributes={"identity": identity, "points": points, "block": block, "points_per_step": points_per_step},
-        )
-        group.create_array(
-            "status", shape=(_ceil(points, block) * block,), chunks=(block,), dtype="int8", fill_value=TODO
-        )
-        return cls(path, group)
-
-    @classmethod
-    def open(cls, path: Path) -> "GridStore":
-        """An existing store; InputError if it is damaged."""
-        try:
-            store = cls(path, zarr.open_group(path, mode="r+"))
-            store.status()
-            int(store.block), int(store.points_per_step), dict(store.identity)
-        except Exception as error:
-            raise InputError(f"{path} is damaged ({first_line(error)}); remove it to start again") from None
-        return store
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What the values belong to."""
-        return self._group.attrs["identity"]
-
-    @property
-    def points(self) -> int:
-        """Number of points of the grid."""
-        return self._group.attrs["points"]
-
-    @property
-    def block(self) -> int:
-        """Points per block."""
-        return self._group.attrs["block"]
-
-    @property
-    def points_per_step(self) -> int:
-        """Points that are evaluated together."""
-        return self._group.attrs["points_per_step"]
-
-    def status(self) -> np.ndarray:
-        """Status of each point, [points] int8."""
-        return np.asarray(self._group["status"][:])[: self.points]
-
-    def missing_blocks(self) -> list[int]:
-        """Numbers of the blocks that have points to do."""
-        status = self.status()
-        starts = range(0, self.points, self.block)
-        return [start // self.block for start in starts if (status[start : start + self.block] == TODO).any()]
-
-    def write(self, number: int, values: dict[str, np.ndarray]) -> None:
-        """Writes the values of a block, arrays [block, examples], then its status."""
-        rows = slice(number * self.block, (number + 1) * self.block)
-        finite = np.ones(self.block, bool)
-        for name, array in values.items():
-            if name not in self._group:
-                shape = (self._group["status"].shape[0], array.shape[1])
-                self._group.create_array(
-                    name, shape=shape, chunks=(self.block, array.shape[1]), dtype=array.dtype, fill_value=np.nan
-                )
-            self._group[name][rows] = array
-            finite &= np.isfinite(array).all(axis=1)
-        self._group["status"][rows] = np.where(finite, DONE, NOT_FINITE).astype(np.int8)
-
-    def values(self) -> dict[str, np.ndarray]:
-        """All arrays, [points, examples]; NaN where a point is still to do."""
-        return {
-            name: np.asarray(self._group[name][:])[: self.points]
-            for name in sorted(self._group.array_keys())
-            if name != "status"
-        }
-
-    def remove(self) -> None:
-        """Deletes the store."""
-        shutil.rmtree(self.path)
+def read_netcdf(path: Path) -> xr.Dataset:
+    """Reads a stored result into memory; InputError if it is missing or damaged."""
+    if not path.is_file():
+        raise InputError(f"{path} does not exist")
+    try:
+        contents = path.read_bytes()
+        body, seal = contents[:-_SEAL_LENGTH], contents[-_SEAL_LENGTH:]
+        if seal.startswith(_SEAL[:16]) and seal != _seal(body):
+            raise ValueError("its bytes have another checksum than when it was written")
+        with xr.open_dataset(path, engine="h5netcdf") as opened:
+            return opened.load()
+    except Exception as error:
+        raise InputError(
+            f"{path} is not a readable netCDF file ({first_line(error)}); remove it to compute it again"
+        ) from None
 
 
 def check_identity(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
@@ -119,29 +57,46 @@ def check_identity(path: Path, found: dict[str, Any], wanted: dict[str, Any]) ->
         raise InputError(f"{path} holds another computation ({shown}); choose another --name, or remove it")
 
 
-def write_netcdf(dataset: xr.Dataset, path: Path) -> Path:
-    """Writes a result as netCDF-4, compressed; a reader sees the whole file or none."""
-    encoding = {name: {"zlib": True, "complevel": 4} for name, v in dataset.data_vars.items() if v.dtype.kind == "f"}
-    with paths.replacing(path) as temporary:
-        dataset.to_netcdf(temporary, engine="h5netcdf", encoding=encoding)
-    return path
+def to_dataset(
+    values: dict[str, np.ndarray], axes: dict[str, np.ndarray], split: np.ndarray, attributes: dict[str, Any]
+) -> xr.Dataset:
+    """Arranges values [points, examples] on their grid, with mean and standard error for each split.
+
+    Args:
+      values: {name: [points, examples]} and `status` [points].
+      axes: coordinates by dimension name; the first runs fastest.
+      split: [examples] name of each example's split.
+      attributes: attributes of the dataset.
+    """
+    dims = tuple(reversed(axes))
+    shape = tuple(len(axes[d]) for d in dims)
+    names = list(dict.fromkeys(split.tolist()))
+    dataset = xr.Dataset(
+        coords={d: axes[d] for d in dims} | {"split": names, "example_split": ("example", split)}, attrs=attributes
+    )
+    dataset["status"] = (dims, values["status"].reshape(shape), {"meaning": STATUS_MEANINGS})
+    for name in sorted(set(values) - {"status"}):
+        array = values[name]
+        mean = np.stack([array[:, split == s].mean(axis=1, dtype=np.float64) for s in names])
+        error = np.stack([_standard_error(array[:, split == s]) for s in names])
+        dataset[name] = (("split", *dims), mean.reshape(-1, *shape))
+        dataset[f"{name}_se"] = (("split", *dims), error.reshape(-1, *shape))
+        dataset[f"example_{name}"] = ((*dims, "example"), array.reshape(*shape, -1))
+    return dataset
 
 
-def read_netcdf(path: Path) -> xr.Dataset:
-    """Reads a stored result into memory; InputError if it is missing or damaged."""
-    if not path.is_file():
-        raise InputError(f"{path} does not exist")
-    try:
-        with xr.open_dataset(path, engine="h5netcdf") as dataset:
-            return dataset.load()
-    except Exception as error:
-        raise InputError(f"{path} is not a readable netCDF file ({first_line(error)})") from None
+def _standard_error(array: np.ndarray) -> np.ndarray:
+    n = array.shape[1]
+    if n < 2:
+        return np.full(array.shape[0], np.nan)
+    with np.errstate(invalid="ignore", over="ignore"):
+        return array.std(axis=1, ddof=1, dtype=np.float64) / np.sqrt(n)
+
+
+def _seal(contents: bytes) -> bytes:
+    return _SEAL % hashlib.sha256(contents).hexdigest().encode()
 
 
 def _short(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)

@@ -17,7 +17,7 @@ import xarray as xr
 from bertjax.errors import InputError
 from bertjax.landscape import plane as planes
 from bertjax.landscape.evaluate import Examples, LossFunction, evaluate
-from bertjax.landscape.store import STATUS_MEANINGS
+from bertjax.landscape.store import to_dataset
 
 Tree = Any
 
@@ -104,42 +104,6 @@ def grid_points(axes: dict[str, np.ndarray]) -> np.ndarray:
         return axes["alpha"][:, None]
     beta, alpha = np.meshgrid(axes["beta"], axes["alpha"], indexing="ij")
     return np.stack([alpha.ravel(), beta.ravel()], axis=1)
-
-
-def to_dataset(
-    values: dict[str, np.ndarray], axes: dict[str, np.ndarray], split: np.ndarray, attributes: dict[str, Any]
-) -> xr.Dataset:
-    """Arranges values [points, examples] on their grid, with mean and standard error for each split.
-
-    Args:
-      values: {name: [points, examples]} and `status` [points].
-      axes: coordinates by dimension name, "alpha" first.
-      split: [examples] name of each example's split.
-      attributes: attributes of the dataset.
-    """
-    dims = tuple(reversed(axes))
-    shape = tuple(len(axes[d]) for d in dims)
-    names = list(dict.fromkeys(split.tolist()))
-    dataset = xr.Dataset(
-        coords={d: axes[d] for d in dims} | {"split": names, "example_split": ("example", split)}, attrs=attributes
-    )
-    dataset["status"] = (dims, values["status"].reshape(shape), {"meaning": STATUS_MEANINGS})
-    for name in sorted(set(values) - {"status"}):
-        array = values[name]
-        mean = np.stack([array[:, split == s].mean(axis=1, dtype=np.float64) for s in names])
-        error = np.stack([_standard_error(array[:, split == s]) for s in names])
-        dataset[name] = (("split", *dims), mean.reshape(-1, *shape))
-        dataset[f"{name}_se"] = (("split", *dims), error.reshape(-1, *shape))
-        dataset[f"example_{name}"] = ((*dims, "example"), array.reshape(*shape, -1))
-    return dataset
-
-
-def _standard_error(array: np.ndarray) -> np.ndarray:
-    n = array.shape[1]
-    if n < 2:
-        return np.full(array.shape[0], np.nan)
-    with np.errstate(invalid="ignore", over="ignore"):
-        return array.std(axis=1, ddof=1, dtype=np.float64) / np.sqrt(n)
 
 
 def _examples(data: Any, batch_size: int | None) -> tuple[Examples, int]:

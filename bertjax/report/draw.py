@@ -9,13 +9,18 @@ from matplotlib.figure import Figure
 from bertjax.errors import InputError
 from bertjax.landscape.store import read_netcdf
 from bertjax.report import figures
+from bertjax.report.trajectory import trajectory_figure
 from bertjax.training.records import read_jsonl
 
-# Kind of a result -> suffix of the file name -> figure.
-FIGURES: dict[str, dict[str, Callable[[xr.Dataset], Figure]]] = {
-    "curve": {"": lambda ds: figures.curve_figure({ds.attrs["run"]: ds})},
-    "surface": {"": figures.contour_figure, "-3d": figures.surface_figure},
-    "rollback": {"": figures.rollback_figure},
+# Kind of a result -> suffix of the file name -> figure, made of the result and the file it was read from.
+FIGURES: dict[str, dict[str, Callable[[xr.Dataset, Path], Figure]]] = {
+    "curve": {"": lambda ds, path: figures.curve_figure({ds.attrs["run"]: ds})},
+    "surface": {
+        "": lambda ds, path: figures.contour_figure(ds),
+        "-3d": lambda ds, path: figures.surface_figure(ds),
+    },
+    "rollback": {"": lambda ds, path: figures.rollback_figure(ds)},
+    "trajectory": {"": lambda ds, path: trajectory_figure(ds, surface_of_plane(ds, path.parent))},
 }
 COMPARISONS: dict[str, Callable[[dict[str, xr.Dataset]], Figure]] = {
     "curve": figures.curve_figure,
@@ -33,8 +38,18 @@ def draw_result(path: Path) -> list[Path]:
     return [
         file
         for suffix, function in FIGURES[kind].items()
-        for file in figures.save(function(dataset), folder / f"{path.stem}{suffix}")
+        for file in figures.save(function(dataset, path), folder / f"{path.stem}{suffix}")
     ]
+
+
+def surface_of_plane(trajectory: xr.Dataset, folder: Path) -> xr.Dataset | None:
+    """The stored surface of the plane in which the trajectory is; of several, the one with the most points."""
+    found = []
+    for path in sorted(folder.glob("*.nc")):
+        dataset = read_netcdf(path)
+        if dataset.attrs.get("kind") == "surface" and dataset.attrs.get("plane", "") == trajectory.attrs["plane"]:
+            found.append(dataset)
+    return max(found, key=lambda dataset: dataset["status"].size, default=None)
 
 
 def draw_run(run: Path) -> list[Path]:

@@ -22,6 +22,7 @@ MARKS = {"start θ₀": (0.0, 0.0), "end θ₁": (1.0, 0.0)}
 MARK_SHAPES = (("D", 7), ("*", 13), ("p", 10), ("X", 9))
 HATCHES = {style.NOT_FINITE: ("xxxx", "0.85"), style.NOT_EVALUATED: ("....", "1.0")}
 PATH_COLOR = "#D55E00"
+SCALES = {"own": "its own scale", "first": "rescaled to ‖δ₁‖"}
 
 
 def contour_figure(
@@ -66,7 +67,7 @@ def compare_surfaces_figure(
     limits = axis_limits(list(grids.values()), [*marks.values(), *([] if path is None else path)])
     names: dict[str, None] = {}
     for axes, (name, grid) in zip(panels.flat, grids.items(), strict=False):
-        _draw_contours(axes, grid, scale, labelled=single)
+        draw_contours(axes, grid, scale, labelled=single)
         _draw_marks(axes, marks, path)
         if name:
             axes.set_title(style.plain(f"{name} ({grid.split})", 36))
@@ -77,7 +78,7 @@ def compare_surfaces_figure(
     first = next(iter(grids.values()))
     split_text = "" if not single else f"{first.split}, "
     if single:
-        panels[0, 0].set(xlabel=_axis_label(first, "x", 60), ylabel=_axis_label(first, "y", 50))
+        panels[0, 0].set(xlabel=axis_label(first, "x", 60), ylabel=axis_label(first, "y", 50))
     else:
         for column in range(columns):  # the lowest panel of each column carries the label
             used = [row for row in range(rows) if row * columns + column < len(grids)]
@@ -86,7 +87,7 @@ def compare_surfaces_figure(
         for row in range(rows):
             panels[row, 0].set_ylabel("β")
     if scale:
-        _color_bar(figure, panels.ravel().tolist(), scale, split_text + label)
+        color_bar(figure, panels.ravel().tolist(), scale, split_text + label)
     title = (
         f"{_title(quantity)}: {first.attrs.get('run', first.split)}" if single else f"{_title(quantity)}s on one scale"
     )
@@ -139,7 +140,7 @@ def surface_figure(
             axes.zaxis.set_major_locator(ticker.MaxNLocator(6, integer=high - low > 3))
             axes.tick_params(axis="z", pad=7)
             axes.zaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{10.0**value:.2g}"))
-        _color_bar(figure, [axes], scale, f"{grid.split}, {label}", shrink=0.75, pad=0.12)
+        color_bar(figure, [axes], scale, f"{grid.split}, {label}", shrink=0.75, pad=0.12)
     for kind, mask in grid.missing.items():
         rows, columns = np.nonzero(mask)
         if len(rows):
@@ -172,7 +173,8 @@ def _checked_path(path: np.ndarray | None) -> np.ndarray | None:
     return path
 
 
-def _draw_contours(axes: Axes, grid: Grid, scale: Scale | None, labelled: bool) -> None:
+def draw_contours(axes: Axes, grid: Grid, scale: Scale | None, labelled: bool) -> None:
+    """Filled contours, contour lines (with their values where labelled) and hatched gaps."""
     x_edges, y_edges = cell_edges(grid.alpha), cell_edges(grid.beta)
     masked = np.ma.masked_invalid(grid.values)
     gaps = any(mask.any() for mask in grid.missing.values())
@@ -263,7 +265,8 @@ def _draw_sheet(axes, grid: Grid, height: np.ndarray, scale: Scale) -> None:
         axes.scatter(*points[lone].T, c=shades, s=22, edgecolors="black", linewidths=0.4, depthshade=False, zorder=3)
 
 
-def _color_bar(figure: Figure, panels: list, scale: Scale, label: str, **place: float) -> None:
+def color_bar(figure: Figure, panels: list, scale: Scale, label: str, **place: float) -> None:
+    """The colour scale beside its panels."""
     ticks = scale.levels if scale.kind != "constant" else scale.levels.mean(keepdims=True)
     note = "" if scale.kind == "linear" else "\n(constant)" if scale.kind == "constant" else f"\n(levels {scale.kind})"
     bar = figure.colorbar(ScalarMappable(scale.norm, scale.cmap), ax=panels, aspect=25, **{"pad": 0.03, **place})
@@ -272,7 +275,8 @@ def _color_bar(figure: Figure, panels: list, scale: Scale, label: str, **place: 
     bar.set_label(style.plain(label, 60) + note)
 
 
-def _axis_label(grid: Grid, axis: str, width: int) -> str:
+def axis_label(grid: Grid, axis: str, width: int) -> str:
+    """What the axis "x" or "y" is, with its direction, in lines of `width` letters."""
     return "\n".join(style.plain(text, width) for text in _axis_texts([grid], axis) if text)
 
 
@@ -281,7 +285,11 @@ def _axis_texts(grids: list[Grid], axis: str) -> tuple[str, str]:
     letter, name = ("α", "δ₁") if axis == "x" else ("β", "δ₂")
     directions = {str(grid.attrs.get(f"direction_{axis}", "")) for grid in grids}
     norms = {style.number(float(g.attrs[f"norm_{axis}"])) for g in grids if f"norm_{axis}" in g.attrs}
-    text = f"{letter}, in units of {name}" + (f" (‖{name}‖ = {norms.pop()})" if len(norms) == len(grids) == 1 else "")
+    scales = {SCALES.get(str(grid.attrs.get("y_scale", "")), "") for grid in grids} if axis == "y" else {""}
+    scale = scales.pop() if len(scales) == 1 else ""
+    size = f"‖{name}‖ = {norms.pop()}" if len(norms) == len(grids) == 1 else ""
+    note = ", ".join(filter(None, (size, scale)))
+    text = f"{letter}, in units of {name}" + (f" ({note})" if note else "")
     direction = directions.pop() if len(directions) == 1 else ""
     return text, direction
 
