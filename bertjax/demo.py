@@ -18,6 +18,7 @@ from bertjax.config import DataOptions, ModelOptions, OptimOptions, RunConfig, T
 from bertjax.landscape import commands
 from bertjax.progress import say
 from bertjax.report import draw
+from bertjax.report.page import write_page
 from bertjax.run import Run
 from bertjax.training.loop import train
 
@@ -112,6 +113,7 @@ def run(options: Demo) -> dict[str, float]:
         "",
         f"all is done, in {time.perf_counter() - begin:.0f} s; results:",
         *(f"  {path}" for path in (pretrained.folder, scratch.folder, out / "figures")),
+        *(f"  {write_page(folder)}" for folder in folders.values()),
     )
     return scores
 

@@ -1,4 +1,4 @@
-"""The commands of landscape.py: curve, surface, rollback, trajectory, draw, compare."""
+"""The commands of landscape.py: curve, surface, rollback, trajectory, draw, compare, report."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ from bertjax.landscape.blocks import GridStore, Prepared
 from bertjax.landscape.directions import Ends, direction, load_ends, other_digest, scale_of
 from bertjax.landscape.examples import EvaluationSet, evaluation_set, model_loss, only_words
 from bertjax.landscape.folders import Elsewhere, FolderSubject
-from bertjax.landscape.options import Common, Compare, Curve, Draw, Grid, Rollback, Second, Surface, Trajectory
+from bertjax.landscape.options import Common, Compare, Curve, Draw, Grid, Report, Rollback, Second, Surface, Trajectory
 from bertjax.landscape.store import check_identity, read_netcdf, to_dataset, write_netcdf
 from bertjax.landscape.subject import RunSubject, Subject
 from bertjax.landscape.surface import grid_points, line
@@ -29,6 +29,7 @@ from bertjax.locks import exclusive
 from bertjax.model.heads import HEADS
 from bertjax.progress import say
 from bertjax.report import draw
+from bertjax.report.page import write_page
 from bertjax.run import Run
 from bertjax.tree import flatten
 
@@ -56,13 +57,19 @@ def main(argv: Sequence[str]) -> None:
     """Runs one command of landscape.py."""
     kinds = {"curve": Curve, "surface": Surface, "rollback": Rollback, "trajectory": Trajectory}
     command = tyro.extras.subcommand_cli_from_dict(
-        kinds | {"draw": Draw, "compare": Compare}, prog="landscape.py", args=list(argv), use_underscores=True
+        kinds | {"draw": Draw, "compare": Compare, "report": Report},
+        prog="landscape.py",
+        args=list(argv),
+        use_underscores=True,
     )
     if isinstance(command, Draw):
         figures = draw.draw_run(Path(command.run))
     elif isinstance(command, Compare):
         runs = draw.distinct_names([Path(run) for run in command.run])
         figures = draw.compare(runs, command.name, Path(command.out) / command.name)
+    elif isinstance(command, Report):
+        say(f"page    {write_page(Path(command.run))}")
+        return
     else:
         path = compute(command)
         if command.dry_run:

@@ -113,3 +113,11 @@ class Compare:
     """Name of the result, a curve or a surface, that every run has."""
     out: str = "runs/compare"
     """Folder of the figures."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """Write RUN/report.html: one page of all that a run has, which needs no other file and no network."""
+
+    run: RunFolder
+    """Folder of a run."""

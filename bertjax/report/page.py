@@ -26,6 +26,7 @@ from bertjax.report.page_figures import curve_block, learning_block
 from bertjax.report.page_html import Html, el, join, script_json
 from bertjax.report.page_rollback import rollback_block
 from bertjax.report.page_surface import surface_block
+from bertjax.report.page_trajectory import trajectory_block
 from bertjax.training.records import read_jsonl
 
 # Kind of a result -> heading of its section -> its figure. The order is that of the page.
@@ -33,6 +34,7 @@ KINDS: dict[str, tuple[str, Callable[[xr.Dataset, str], Block]]] = {
     "curve": ("Loss curve", curve_block),
     "surface": ("Loss surface", surface_block),
     "rollback": ("Layer rollback", rollback_block),
+    "trajectory": ("Trajectory", trajectory_block),
 }
 # What the loss of a task is called where no result says it.
 LOSS_NAMES = {"regression": "squared error"}

@@ -22,10 +22,10 @@ TERMS: dict[str, tuple[str, str, str]] = {
     "θ₀, start": ("All parameters before the first training step.", "–", HAO),
     "θ₁, end": ("All parameters after the last training step.", "–", HAO),
     "δ₁, δ₂": (
-        "Directions in parameter space; δ₁ = θ₁ − θ₀ unless the figure says otherwise. δ₂ is scaled to the length "
-        "of δ₁.",
+        "Directions in parameter space; δ₁ = θ₁ − θ₀ unless the figure says otherwise. A δ₂ that comes from a "
+        "training is scaled to the length of δ₁, a filter-normalized random one keeps its own; the figure says which.",
         "–",
-        f"{HAO}; the scaling: {OWN}",
+        f"{HAO}; {LI}",
     ),
     "α": (
         "Position along δ₁: θ(α) = θ₀ + α·δ₁. α = 0 is the model before training, α = 1 after it.",
@@ -40,6 +40,24 @@ TERMS: dict[str, tuple[str, str, str]] = {
         "filter of the trained weights, and biases and layer norms stand still.",
         "–",
         LI,
+    ),
+    "snapshot": ("The parameters at a step of the training, kept while it ran.", "–", OWN),
+    "a, b": (
+        "Place of a snapshot θᵢ: a = ⟨θᵢ − θ₀, δ₁⟩/‖δ₁‖², and b the length of all that is at right angles to δ₁: "
+        "δ₂ stands for the whole rest. The start is (0, 0), the end (1, 0).",
+        "lengths of δ₁",
+        HAO,
+    ),
+    "least squares": (
+        "The α and β of the point of the plane that is nearest to a snapshot; the distance off the plane says how far "
+        "the snapshot is from it.",
+        "lengths of δ₁, δ₂; L2 norm",
+        OWN,
+    ),
+    "own head, final head": (
+        "Loss of a snapshot under the classifier it had, and under the one at the end of training.",
+        "–",
+        OWN,
     ),
     "head fixed, head move": (
         "fixed: classifier (and a pooler that started fresh) keep their trained values at every point. move: they move "
