@@ -12,6 +12,7 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 from test_figures import SURFACES, curve, records, rollback, surface
+from test_trajectory import stored as trajectory
 
 from bertjax.config import RunConfig
 from bertjax.errors import InputError
@@ -25,6 +26,7 @@ from bertjax.report.page_rollback import rollback_block
 from bertjax.report.page_space import color_positions, colors_of
 from bertjax.report.page_surface import surface_block
 from bertjax.report.page_tables import field_meanings
+from bertjax.report.page_trajectory import trajectory_block
 
 INFO = {
     "status": "done",
@@ -118,6 +120,7 @@ def full_run(folder, **more):
         "curve": curve(kind="curve", majority=0.6),
         "surface": surface(SURFACES["bowl"]),
         "rollback": rollback(kind="rollback", majority=0.6),
+        "trajectory": trajectory(kind="trajectory"),
     }
     return make_run(folder, lines=records(), **(results | more))
 
@@ -138,6 +141,11 @@ def blocks_of(**attrs):
     yield "rollback", rollback_block(rollback(**attrs), "rollback")
     yield "rollback not finite", rollback_block(rollback(score=[0.9, np.nan, np.inf, 0.1, 0.2], majority=0.5), "r")
     yield "rollback of a regression", rollback_block(rollback(**attrs).drop_vars(["score", "score_se"]), "r")
+    yield "trajectory", trajectory_block(trajectory(**attrs), "t")
+    bad = trajectory(4, **attrs)
+    bad["loss"] = bad["loss"] * np.nan
+    yield "trajectory not finite", trajectory_block(bad, "t")
+    yield "trajectory of two", trajectory_block(trajectory(2, **attrs), "t")
     for name, lines in {"": records(), "bad": records(bad=True), "one": records()[:1], "dev": records()[-1:]}.items():
         yield f"learning {name}", learning_block(lines, "accuracy", "loss", 0.5)
 
@@ -168,10 +176,11 @@ def test_whole_page(tmp_path):
     tree = Tree(page(full_run(tmp_path / "reviews")))
     ids = [attrs["id"] for _, attrs in tree.elements if "id" in attrs]
     assert len(ids) == len(set(ids))
-    order = ["learning", "curve", "surface", "rollback", "tables", "configuration", "versions", "definitions"]
+    order = ["learning", "curve", "surface", "rollback", "trajectory"]
+    order += ["tables", "configuration", "versions", "definitions"]
     assert [attrs["id"] for attrs in tree.all("section")] == order
     assert {attrs["href"] for attrs in tree.all("a")} == {f"#{name}" for name in order}
-    assert len(tree.figures) == len(tree.all("figure")) == 4
+    assert len(tree.figures) == len(tree.all("figure")) == 5
     assert {figure["id"] for figure in tree.figures} <= set(ids)
     for text in (
         "reviews",
@@ -332,6 +341,7 @@ def test_inner_levels_are_evenly_spaced_for_plotly():
 @pytest.mark.parametrize("kept", [(), ("curve",), ("surface",), ("rollback",), ("curve", "rollback")])
 def test_a_run_with_few_results_says_which_command_makes_the_others(tmp_path, kept):
     makers = {"curve": curve(), "surface": surface(SURFACES["bowl"]), "rollback": rollback(kind="rollback")}
+    makers["trajectory"] = trajectory(kind="trajectory")
     run = make_run(tmp_path / "my run", **{name: makers[name] for name in kept})
     tree = Tree(page(run))
     for kind in makers:
@@ -361,13 +371,13 @@ def test_two_results_of_one_kind_and_name_stay_apart(tmp_path):
 
 
 def test_files_that_cannot_be_shown_are_listed(tmp_path):
-    run = make_run(tmp_path / "run", curve=curve().drop_vars("loss"), other=curve(kind="trajectory"))
+    run = make_run(tmp_path / "run", curve=curve().drop_vars("loss"), other=curve(kind="pictures"))
     (run / "landscape" / "broken.nc").write_bytes(b"not netCDF")
     (run / "landscape" / "half.zarr").mkdir()
     text = Tree(page(run)).text
     assert "the curve cannot be drawn: no variable 'loss'" in text
     assert "broken.nc is not a readable netCDF file" in text and "not finished" in text and "half.zarr" in text
-    assert "trajectory" in text
+    assert "pictures" in text
 
 
 def test_not_a_run_or_damaged_is_an_input_error(tmp_path):
