@@ -125,6 +125,20 @@ def hugging_face_names(flat: dict[str, np.ndarray], config: Any) -> dict[str, np
     return tensors
 
 
+def jax_work(apply: Any, mean_loss: Any, params: Any, train: Any, surface: Any) -> Work:
+    """The work of a peer whose model and loss are jittable functions (params, batch)."""
+
+    def gradient(batch: Batch) -> tuple[float, float]:
+        loss, gradients = jax.jit(jax.value_and_grad(mean_loss))(params, batch)
+        return float(loss), float(optax.tree.norm(gradients))
+
+    def forward(batch: Batch) -> Callable[[], Any]:
+        on_device = jax.device_put(batch)
+        return lambda: jax.block_until_ready(apply(params, on_device))
+
+    return Work(lambda batch: np.asarray(apply(params, batch)), gradient, forward, train, surface)
+
+
 # bertjax
 
 
@@ -139,14 +153,6 @@ def bertjax_work(folder: Path, d1: dict[str, np.ndarray], d2: dict[str, np.ndarr
 
     def mean_loss(params: Any, batch: Any) -> Any:
         return head.loss(apply(params, batch), batch["labels"]).mean()
-
-    def gradient(batch: Batch) -> tuple[float, float]:
-        loss, gradients = jax.jit(jax.value_and_grad(mean_loss))(params, batch)
-        return float(loss), float(optax.tree.norm(gradients))
-
-    def forward(batch: Batch) -> Callable[[], Any]:
-        on_device = jax.device_put(batch)
-        return lambda: jax.block_until_ready(apply(params, on_device))
 
     def train(batch: Batch) -> Callable[[], Any]:
         state = [steps.init(jnp.uint32(0), {path: jnp.array(x) for path, x in flatten(params).items()})]
@@ -177,7 +183,7 @@ def bertjax_work(folder: Path, d1: dict[str, np.ndarray], d2: dict[str, np.ndarr
 
         return run
 
-    return Work(lambda batch: np.asarray(apply(params, batch)), gradient, forward, train, surface)
+    return jax_work(apply, mean_loss, params, train, surface)
 
 
 # FlaxBert
@@ -197,14 +203,6 @@ def flax_work(folder: Path, d1: dict[str, np.ndarray], d2: dict[str, np.ndarray]
         return optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"]).mean()
 
     apply, loss = jax.jit(logits_of), jax.jit(mean_loss)
-
-    def gradient(batch: Batch) -> tuple[float, float]:
-        value, gradients = jax.jit(jax.value_and_grad(mean_loss))(params, batch)
-        return float(value), float(optax.tree.norm(gradients))
-
-    def forward(batch: Batch) -> Callable[[], Any]:
-        on_device = jax.device_put(batch)
-        return lambda: jax.block_until_ready(apply(params, on_device))
 
     def train(batch: Batch) -> Callable[[], Any]:
         decay = jax.tree_util.tree_map_with_path(
@@ -253,7 +251,7 @@ def flax_work(folder: Path, d1: dict[str, np.ndarray], d2: dict[str, np.ndarray]
 
         return run
 
-    return Work(lambda batch: np.asarray(apply(params, batch)), gradient, forward, train, surface)
+    return jax_work(apply, mean_loss, params, train, surface)
 
 
 def flax_directions(folder: Path, model: Any) -> Callable[[dict[str, np.ndarray]], Any]:
