@@ -40,7 +40,24 @@ class Resumed:
     """Values of training steps that metrics.jsonl does not hold yet."""
 
 
-class Checkpoints:
+class _Saver:
+    """What saves in the background: waited for, and heard when it fails."""
+
+    _folder: Path
+    _checkpointer: Any
+
+    def wait(self) -> None:
+        """Waits for the save under way."""
+        with writing(self._folder):
+            self._checkpointer.wait()
+
+    def close(self) -> None:
+        """Waits for the save under way, and ends the work of this object."""
+        with writing(self._folder):
+            self._checkpointer.close()
+
+
+class Checkpoints(_Saver):
     """The last two checkpoints of a run and the best.
 
     Args:
@@ -138,18 +155,8 @@ class Checkpoints:
                 say(f"damaged checkpoint {path} cannot be read; it is set aside")
                 set_aside(self._folder, path.name)
 
-    def wait(self) -> None:
-        """Waits for the save under way."""
-        with writing(self._folder):
-            self._checkpointer.wait()
 
-    def close(self) -> None:
-        """Waits for the save under way, and ends the work of this object."""
-        with writing(self._folder):
-            self._checkpointer.close()
-
-
-class Snapshots:
+class Snapshots(_Saver):
     """Parameters of a run at chosen steps.
 
     Args:
@@ -191,16 +198,6 @@ class Snapshots:
         params = load(self._checkpointer, step, {"params": abstract}, where)["params"]
         check_sums(seal["params"], params, where)
         return params
-
-    def wait(self) -> None:
-        """Waits for the save under way."""
-        with writing(self._folder):
-            self._checkpointer.wait()
-
-    def close(self) -> None:
-        """Waits for the save under way, and ends the work of this object."""
-        with writing(self._folder):
-            self._checkpointer.close()
 
 
 def checkpoint_steps(folder: Path) -> list[int]:
