@@ -1,5 +1,6 @@
 """Training is killed (SIGKILL) at random moments and inside saves; the same command goes on and nothing differs."""
 
+import atexit
 import json
 import os
 import shutil
@@ -24,6 +25,7 @@ KILLS = 10
 TRAIN = Path(__file__).parent.parent / "train.py"
 QUIET = subprocess.DEVNULL
 CACHE = Path(tempfile.mkdtemp(prefix="bertjax-kill-"))
+atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
