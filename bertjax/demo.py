@@ -23,6 +23,10 @@ from bertjax.run import Run
 from bertjax.training.loop import train
 
 PRETRAINED, SCRATCH = "pre-trained", "from scratch"
+# With 11 or 21 points, 0 and 1 are on the grid: none is added.
+ALPHA = (-0.5, 2.0)
+# At ±1 the random direction has moved the weights by noise as large as they are: the basin and its rim are in sight.
+BETA = (-1.0, 1.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,7 +103,8 @@ def run(options: Demo) -> dict[str, float]:
             dev_examples=0,
             points=options.surface_points,
             beta_points=options.surface_points,
-            alpha=(-0.5, 1.5),
+            alpha=ALPHA,
+            beta=BETA,
             seed=options.seed,
         )
     )
@@ -159,7 +164,7 @@ def _curve(options: Demo, run: Run) -> Path:
             train_examples=options.examples,
             dev_examples=0,
             points=options.curve_points,
-            alpha=(-0.5, 1.5),
+            alpha=ALPHA,
             seed=options.seed,
         )
     )

@@ -309,6 +309,15 @@ def test_headline_chooses_the_dev_metric():
         assert figures.learning_figure({"a": records()}, headline=headline).axes[1].get_ylabel() == "dev f1"
 
 
+def test_a_fine_grid_is_drawn_in_space_too():
+    alpha = np.linspace(-1, 2, 70)
+    values = bowl(alpha)[None]
+    fine = xr.Dataset(
+        {"loss": (("split", "beta", "alpha"), values)}, {"split": ["train"], "alpha": alpha, "beta": BETA}
+    )
+    figures.surface_figure(fine).draw_without_rendering()
+
+
 DRAW = {
     "curve": lambda: figures.curve_figure(CURVES["gaps"]),
     "contour": lambda: figures.contour_figure(surface(SURFACES["nan cells"]), path=np.zeros((2, 2))),

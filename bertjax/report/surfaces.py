@@ -254,8 +254,9 @@ def _draw_sheet(axes, grid: Grid, height: np.ndarray, scale: Scale) -> None:
                     used[corner] = True
     if faces:
         sheet = Poly3DCollection(faces, linewidths=0.25, zorder=2, rasterized=True)
-        sheet.set_facecolor(scale.cmap(scale.norm(np.array(means))))
-        sheet.set_edgecolor("0.2" if max(finite.shape) <= 61 else "face")
+        shades = scale.cmap(scale.norm(np.array(means)))
+        sheet.set_facecolor(shades)
+        sheet.set_edgecolor("0.2" if max(finite.shape) <= 61 else shades)
         axes.add_collection3d(sheet)
     if 1 in finite.shape:
         axes.plot(*points.reshape(-1, 3).T, color="0.3", lw=1.0, zorder=2)

@@ -12,7 +12,8 @@ from bertjax.report import style, surfaces
 from bertjax.report.grid import axis_limits, choose_scale, read_grid
 from bertjax.report.lines import draw_missing, draw_series, log_if_due, say
 
-HEADS = {"loss": "own head", "loss_final_head": "final head"}
+# Variable -> what it is, number of its colour and marker (those of the paths are not used again).
+HEADS = {"loss_final_head": ("final head", 4), "loss": ("own head", 0)}
 PAPER_COLOR = "#009E73"
 _HALO = {"lw": 3.4, "color": "white", "zorder": 4.5}
 
@@ -92,7 +93,7 @@ def _draw_losses(axes: Axes, ds: xr.Dataset) -> list:
     own = ds["own_head"].values.astype(bool) if "own_head" in ds else np.ones(len(steps), bool)
     drawn, bands, missing = [], [], {}
     splits = [str(name) for name in ds["split"].values]
-    for index, name in enumerate(HEADS):
+    for name, (_, index) in HEADS.items():
         for split in splits:
             values, bad, todo = style.split_missing(ds[name].sel(split=split).values, status)
             draw_series(axes, steps, values, index, split)
@@ -111,7 +112,7 @@ def _draw_losses(axes: Axes, ds: xr.Dataset) -> list:
     axes.set_ylabel(style.plain(style.quantity_label(ds.attrs, "loss"), 30) + ("\n(log scale)" if log else ""))
     handles = [
         Line2D([], [], color=style.COLORS[i], marker=style.MARKERS[i], ms=4, lw=1.6, label=f"loss, {name}")
-        for i, name in enumerate(HEADS.values())
+        for name, i in reversed(HEADS.values())
     ]
     handles += [Line2D([], [], color="0.2", ls=style.DASHES.get(s, ":"), label=style.plain(s)) for s in splits]
     if bands:
