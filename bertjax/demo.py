@@ -74,13 +74,13 @@ def run(options: Demo) -> dict[str, float]:
     """Runs the demonstration; returns the dev accuracy by name, the baselines included."""
     out, begin = Path(options.out), time.perf_counter()
     say(f"demo    fine-tunes {options.model} on {options.data}, then draws its loss landscape; results in {out}")
+    finished = (out / "pretrained" / "landscape" / "curve.nc").exists()
     pretrained = _train(options, "pretrained")
     scores = _baselines(pretrained)
     curve = _curve(options, pretrained)
-    say(
-        *_pictures(draw.draw_result(curve)),
-        f"        first picture {time.perf_counter() - begin:.0f} s after the start",
-    )
+    say(*_pictures(draw.draw_result(curve)))
+    if not finished:
+        say(f"        first picture {time.perf_counter() - begin:.0f} s after the start")
     scratch = _train(options, "scratch")
     _curve(options, scratch)
     folders = {PRETRAINED: pretrained.folder, SCRATCH: scratch.folder}
