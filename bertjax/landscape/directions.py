@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bertjax.config import nearest
 from bertjax.errors import InputError
@@ -89,8 +90,8 @@ def load_ends(subject: Subject, head: Literal["fixed", "move"], seed: int = 0) -
 
 
 def difference(a: Tree, b: Tree) -> Tree:
-    """a − b, leaf by leaf."""
-    return jax.tree.map(jnp.subtract, a, b)
+    """a − b, leaf by leaf, on the host: eager operations would compile for every shape."""
+    return jax.tree.map(lambda x, y: np.subtract(np.asarray(x), np.asarray(y)), a, b)
 
 
 def random_direction(
@@ -100,10 +101,10 @@ def random_direction(
     normalization: Literal["filter", "layer", "none"] = "filter",
     vectors: Literal["zero", "scale"] = "zero",
 ) -> Tree:
-    """A Gaussian direction, normalized to the parameters.
+    """A Gaussian direction, normalized to the parameters; drawn by NumPy on the host.
 
     Args:
-      key: typed PRNG key.
+      key: typed PRNG key; equal keys and parameters give equal directions.
       params: nested dictionary of arrays.
       normalization: filter: each filter of `FILTER_AXES` gets the norm of the same filter of the parameters (Li et al.
         2018). layer: each array does. none: as drawn.
@@ -113,9 +114,10 @@ def random_direction(
     Returns:
       A tree of the same structure; None where nothing moves.
     """
-    flat = flatten(params)
+    seed = np.asarray(jax.random.key_data(key)).tolist()
     direction: dict[str, Any] = {}
-    for number, (path, leaf) in enumerate(sorted(flat.items())):
+    for number, (path, value) in enumerate(sorted(flatten(params).items())):
+        leaf = np.asarray(value)
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             direction[path] = None
             continue
@@ -123,14 +125,15 @@ def random_direction(
         if axes is None and vectors == "zero":
             direction[path] = None
             continue
-        drawn = jax.random.normal(jax.random.fold_in(key, number), leaf.shape, leaf.dtype)
+        # A stream for each leaf: what one draws does not depend on the others.
+        drawn = np.random.default_rng([*seed, number]).standard_normal(leaf.shape, np.float32).astype(leaf.dtype)
         if normalization == "none":
             direction[path] = drawn
             continue
         over = None if normalization == "layer" else axes or (-1,)
-        size = jnp.sqrt(jnp.sum(jnp.square(leaf), axis=over, keepdims=True))
-        length = jnp.sqrt(jnp.sum(jnp.square(drawn), axis=over, keepdims=True))
-        direction[path] = drawn * (size / jnp.where(length > 0, length, jnp.ones_like(length)))
+        size = np.sqrt(np.sum(np.square(leaf), axis=over, keepdims=True))
+        length = np.sqrt(np.sum(np.square(drawn), axis=over, keepdims=True))
+        direction[path] = drawn * (size / np.where(length > 0, length, np.ones_like(length)))
     return unflatten(direction)
 
 
@@ -153,9 +156,9 @@ def _task(ends: Ends, argument: str) -> tuple[Tree, str]:
                 f"{other.name} and {subject.name} are of different architectures: {path} is "
                 f"{end[path].shape if path in end else 'absent'} and {x.shape}"
             )
-        if start is not None and not bool((start[path] == x).all()):
+        if start is not None and not np.array_equal(start[path], x):
             raise InputError(f"{other.name} and {subject.name} have another start: {path} differs")
-        direction[path] = jnp.subtract(end[path], x) if ends.moves(path) else None
+        direction[path] = difference(end[path], x) if ends.moves(path) else None
     return unflatten(direction), f"from the same start to the end of {other.name}"
 
 

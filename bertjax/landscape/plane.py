@@ -68,9 +68,10 @@ def make_plane(origin: Tree, directions: Sequence[Tree]) -> Plane:
                 continue
             if jnp.shape(step) != jnp.shape(leaf):
                 raise InputError(f"direction {number}, {name}: shape {jnp.shape(step)}, expected {jnp.shape(leaf)}")
-            if not bool(jnp.isfinite(step).all()):
+            values = np.asarray(step)  # on the host: eager operations would compile for every shape
+            if not np.isfinite(values).all():
                 raise InputError(f"direction {number}, {name}: has values that are not finite")
-            kept.append(jnp.asarray(step) if bool((step != 0).any()) else None)
+            kept.append(jnp.asarray(step) if values.any() else None)
         if all(step is None for step in kept):
             raise InputError(f"direction {number} is zero everywhere: there is nothing to draw along it")
         moving.append(tuple(kept))
@@ -104,7 +105,7 @@ def rescale(direction: Tree, length: float) -> Tree:
     if not size > 0 or not np.isfinite(size):
         raise InputError(f"a direction of norm {size} cannot be scaled")
     factor = length / size
-    return jax.tree.map(lambda x: x * jnp.asarray(factor, x.dtype), direction)
+    return jax.tree.map(lambda x: np.asarray(x) * np.asarray(factor, x.dtype), direction)
 
 
 def _leaves(tree: Tree) -> list[Any]:
