@@ -27,8 +27,6 @@ DRY_RUN = ("--dry-run", "--dry_run")
 def guarded(function: Callable[[Sequence[str]], None], argv: Sequence[str]) -> None:
     """Runs a command; turns what a user can mend into one line and exit code 2."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # transformers notices at import that no PyTorch is there; it is not needed.
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
         function(argv)

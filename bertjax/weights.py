@@ -6,7 +6,9 @@ rule become one stacked parameter.
 
 import dataclasses
 import json
+import os
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -166,7 +168,11 @@ def model_folder(path: str) -> Path:
 
 def load_tokenizer(folder: Path) -> Any:
     """The fast tokenizer of a model folder (transformers' AutoTokenizer)."""
-    from transformers import AutoTokenizer
+    # At import transformers says that no PyTorch is there and, in a notebook, no ipywidgets; neither is needed.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "IProgress not found")
+        from transformers import AutoTokenizer
 
     if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.txt")):
         raise InputError(f"{folder} has no tokenizer files: expected tokenizer.json or vocab.txt")
