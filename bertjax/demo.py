@@ -6,6 +6,7 @@ A second call finds what is done and continues where the first one stopped.
 """
 
 import dataclasses
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -145,7 +146,7 @@ def config(options: Demo, start: str) -> RunConfig:
         train=TrainOptions(
             epochs=options.epochs,
             batch_size=options.batch_size,
-            eval_every=max(1, round(options.epochs * options.train_rows / options.batch_size / 2)),
+            eval_every=max(1, math.ceil(options.epochs * options.train_rows / options.batch_size / 2)),
             snapshots=4,
             seed=options.seed,
         ),
