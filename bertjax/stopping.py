@@ -40,6 +40,7 @@ def graceful() -> Iterator[None]:
         check()  # a signal after the last check still counts
     finally:
         _active = False
+        _received.clear()
         for number, handler in before.items():
             signal.signal(number, handler)
 
