@@ -9,7 +9,9 @@ import difflib
 import importlib.util
 import inspect
 import json
+import math
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -230,6 +232,25 @@ def differences(a: Any, b: Any, prefix: str = "") -> list[str]:
         elif old != new:
             lines.append(f"{prefix}{field.name}: {old!r} -> {new!r}")
     return lines
+
+
+BELOW_ONE = math.nextafter(1, 0)
+
+
+def check_ranges(section: str, options: Any, ranges: Mapping[str, tuple[float, float | None]]) -> None:
+    """InputError, naming all of them, if options lie outside [low, high] (high None: any finite number) or are NaN."""
+    wrong = []
+    for name, (low, high) in ranges.items():
+        value = getattr(options, name)
+        if value is None or (math.isfinite(value) and low <= value and (high is None or value <= high)):
+            continue
+        if high is None:
+            expected = f"at least {low}" if value is not math.inf else "a finite number"
+        else:
+            expected = f"{low} to {high}" if high != BELOW_ONE else f"{low} or more, below 1"
+        wrong.append(f"{section}.{name} is {value}, expected {expected}")
+    if wrong:
+        raise InputError("; ".join(wrong))
 
 
 def nearest(name: str, names: typing.Iterable[str]) -> str:

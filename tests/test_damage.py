@@ -1,6 +1,7 @@
 """Damaged, unwritable and crowded run folders, losses that are not finite: one clear line, nothing whole is lost."""
 
 import dataclasses
+import math
 import shutil
 import subprocess
 import time
@@ -19,7 +20,7 @@ from bertjax.run import Run
 from bertjax.training import loop
 from bertjax.training.checkpoint import Checkpoints, Snapshots
 from bertjax.training.checksums import changed, checksums
-from bertjax.training.job import prepare
+from bertjax.training.job import RANGES, prepare
 from bertjax.training.records import read_jsonl
 
 CASES = 50
@@ -361,6 +362,35 @@ def test_dry_run_says_what_it_costs_and_writes_nothing(make_config, tmp_path, ca
     assert [int(line.split()[1]) for line in histogram] == [48, 16]
 
 
-def test_options_are_checked(make_config, tmp_path):
-    with pytest.raises(InputError, match="max_skipped is -1"):
-        prepare(dataclasses.replace(make_config(tmp_path), optim=OptimOptions(max_skipped=-1)))
+@pytest.mark.parametrize(
+    ("section", "field", "values"),
+    [
+        (section, field, values)
+        for section, ranges in RANGES.items()
+        for field, (low, high) in ranges.items()
+        for values in [(low - 1, math.nan, math.inf, *([] if high is None else [high * 1.5 + 1]))]
+    ],
+)
+def test_every_number_out_of_range_is_named(section, field, values, make_config, tmp_path):
+    config = make_config(tmp_path / "runs")
+    for value in values:
+        options = dataclasses.replace(getattr(config, section), **{field: value})
+        with pytest.raises(InputError, match=rf"{section}.{field} is {value}, expected"):
+            loop.train(dataclasses.replace(config, **{section: options}))
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../outside", "a/../../b", "/tmp/elsewhere"])
+def test_a_name_that_leads_out_of_the_folder_of_runs_is_refused(name, make_config, tmp_path):
+    with pytest.raises(InputError, match="--name="):
+        loop.train(dataclasses.replace(make_config(tmp_path / "runs"), name=name))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "utf-8-sig", "ascii"])
+def test_a_file_of_another_encoding_is_one_line(encoding, make_config, tmp_path):
+    (tmp_path / "rows.tsv").write_text("text\tlabel\n" + "".join(f"gööd {i}\t{i % 2}\n" for i in range(30)), "latin-1")
+    config = make_config(tmp_path / "runs")
+    data = dataclasses.replace(config.data, train=str(tmp_path / "rows.tsv"), encoding=encoding)
+    with pytest.raises(InputError, match=r"rows.tsv:\d+.*encoding"):
+        loop.train(dataclasses.replace(config, data=data))

@@ -111,6 +111,11 @@ class TextPart:
                     number += line.endswith(unit)
             except _DAMAGE as error:
                 raise self._damaged(error, number) from None
+            except UnicodeError as error:  # of a codec that gives up before it decodes, as utf-16 without a mark
+                encoding = self._reading.encoding
+                raise InputError(
+                    f"{self.path}:{number}: is not --data.encoding={encoding}: {first_line(error)}"
+                ) from None
 
     def _damaged(self, error: Exception, line: int) -> InputError:
         kind = f"not a whole {self._compression} file" if self._compression else "cannot be read"

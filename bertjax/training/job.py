@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import jax
@@ -10,15 +10,31 @@ import numpy as np
 
 from bertjax import weights
 from bertjax.baselines import majority_baseline
-from bertjax.config import RunConfig, differences, from_json
+from bertjax.config import RunConfig, check_ranges, differences, from_json
 from bertjax.data import batches as batching
 from bertjax.data.features import Splits, load_splits
 from bertjax.errors import InputError
 from bertjax.progress import say
 from bertjax.run import Run, build_model, versions
-from bertjax.training import sharding
+from bertjax.training import optim, sharding
 from bertjax.training.steps import Steps, make_steps
 from bertjax.tree import flatten
+
+# Section -> option -> smallest and largest value (None: any finite number).
+RANGES: dict[str, dict[str, tuple[float, float | None]]] = {
+    "model": {"unroll": (1, None)},
+    "optim": optim.RANGES,
+    "train": {
+        "epochs": (0, None),
+        "steps": (1, None),
+        "batch_size": (1, None),
+        "eval_batch_size": (1, None),
+        "eval_every": (1, None),
+        "log_every": (1, None),
+        "snapshots": (1, None),
+        "seed": (0, 2**32 - 1),
+    },
+}
 
 
 @dataclasses.dataclass
@@ -93,6 +109,11 @@ def prepare(config: RunConfig) -> Job:
     Raises:
       InputError: anything wrong with config, model or data.
     """
+    for section, ranges in RANGES.items():
+        check_ranges(section, getattr(config, section), ranges)
+    name = PurePath(config.name)
+    if not config.name or name.is_absolute() or ".." in name.parts or name == PurePath():
+        raise InputError(f"--name={config.name!r}: expected the name of a folder below --runs")
     folder = weights.model_folder(config.model.path)
     if config.model.init == "pretrained":
         architecture, params, report = weights.load(folder)
@@ -124,11 +145,8 @@ def prepare(config: RunConfig) -> Job:
     sharding.check_batch_size("train.batch_size", t.batch_size, mesh, config.optim.accumulate)
     sharding.check_batch_size("train.eval_batch_size", t.eval_batch_size, mesh)
     total = t.steps if t.steps is not None else math.ceil(t.epochs * len(splits.train) / t.batch_size)
-    if total < 1 or t.log_every < 1 or t.snapshots < 1 or (t.eval_every is not None and t.eval_every < 1):
-        raise InputError(
-            f"train: {total} steps, log_every {t.log_every}, eval_every {t.eval_every}, snapshots "
-            f"{t.snapshots}; each must be at least 1"
-        )
+    if total < 1:
+        raise InputError(f"train: {total} steps, expected at least 1")
     steps = make_steps(model, splits.task.head, config.optim, total, mesh)
     info = {
         "status": "training",

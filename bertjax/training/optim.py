@@ -9,7 +9,7 @@ from typing import Any
 
 import optax
 
-from bertjax.config import OptimOptions
+from bertjax.config import BELOW_ONE, OptimOptions, check_ranges
 from bertjax.errors import InputError
 from bertjax.tree import flatten, unflatten
 
@@ -20,6 +20,18 @@ PARAMETER_GROUPS: dict[str, tuple[str, ...]] = {
 }
 
 
+# Option -> smallest and largest value; None: any finite number.
+RANGES: dict[str, tuple[float, float | None]] = {
+    "learning_rate": (0, None),
+    "warmup": (0, 1),
+    "weight_decay": (0, None),
+    "b1": (0, BELOW_ONE),
+    "b2": (0, BELOW_ONE),
+    "eps": (0, None),
+    "clip_norm": (0, None),
+    "accumulate": (1, None),
+    "max_skipped": (0, None),
+}
 _ENDLESS = 2**31 - 1
 
 
@@ -64,17 +76,7 @@ OPTIMIZERS: dict[str, Callable[[OptimOptions, optax.Schedule], optax.GradientTra
 
 def make_optimizer(options: OptimOptions, steps: int) -> optax.GradientTransformation:
     """Clipping by the global norm, then the optimizer of the table; skips gradients that are not finite if asked."""
-    for name, low, high in (
-        ("learning_rate", 0, None),
-        ("warmup", 0, 1),
-        ("weight_decay", 0, None),
-        ("clip_norm", 0, None),
-        ("accumulate", 1, None),
-        ("max_skipped", 0, None),
-    ):
-        value = getattr(options, name)
-        if not value >= low or (high is not None and value > high):
-            raise InputError(f"optim.{name} is {value}, expected {f'{low} to {high}' if high else f'at least {low}'}")
+    check_ranges("optim", options, RANGES)
     optimizer = OPTIMIZERS[options.name](options, learning_rate_schedule(options, steps))
     clip = optax.clip_by_global_norm(options.clip_norm) if options.clip_norm else optax.identity()
     optimizer = optax.chain(clip, optimizer)
