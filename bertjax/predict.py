@@ -35,7 +35,6 @@ from bertjax.progress import bar, say
 from bertjax.run import Run
 from bertjax.training import sharding
 from bertjax.training.steps import eval_step
-from bertjax.weights import load_tokenizer
 
 CHUNK = 2048  # rows that are in memory together
 
@@ -182,7 +181,7 @@ class _Model:
         labelled = isinstance(command, Evaluate)
         rows = RowReader(command.file, data, TASKS[data.task], split=command.split, labelled=labelled)
         step, params = run.params_at(command.checkpoint, mesh)
-        return cls(run, step, rows, command, load_tokenizer(run.folder / "tokenizer"), params, mesh)
+        return cls(run, step, rows, command, run.tokenizer, params, mesh)
 
     def answers(self) -> Iterator[tuple[list[Row], np.ndarray, np.ndarray]]:
         """Rows, their losses [rows] and class probabilities [rows, classes] or values [rows, 1], chunk by chunk."""

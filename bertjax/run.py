@@ -46,6 +46,10 @@ PACKAGES = (
 )
 
 
+# What run.json holds from the start of training on.
+REQUIRED = ("status", "head", "labels", "architecture", "fresh", "steps", "parameters", "data")
+
+
 def numerics(config: RunConfig) -> Numerics:
     """How the run's model is computed."""
     m = config.model
@@ -91,6 +95,11 @@ def parameter_hash(params: Any) -> str:
     return digest.hexdigest()
 
 
+def tokenizer_hash(tokenizer: Any) -> str:
+    """SHA-256 of the vocabulary: words and their numbers."""
+    return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()
+
+
 @dataclasses.dataclass(frozen=True)
 class Run:
     """A finished or running training run, opened for reading."""
@@ -109,6 +118,9 @@ class Run:
             info = json.loads((folder / "run.json").read_text())
         except ValueError as error:
             raise InputError(f"{folder / 'run.json'} is damaged: {error}") from None
+        absent = [key for key in REQUIRED if not isinstance(info, dict) or key not in info]
+        if absent:
+            raise InputError(f"{folder / 'run.json'} is damaged: it does not say {', '.join(absent)}")
         return cls(folder, from_json(RunConfig, folder / "config.json"), info)
 
     def write(self) -> None:
@@ -131,11 +143,20 @@ class Run:
         return build_model(self.config, BertConfig(**self.info["architecture"]), max(1, len(self.labels)))
 
     @functools.cached_property
+    def tokenizer(self) -> Any:
+        """The tokenizer the run used; InputError if it is missing or has changed since."""
+        folder = self.folder / "tokenizer"
+        tokenizer = load_tokenizer(folder)
+        if tokenizer_hash(tokenizer) != self.info.get("tokenizer", tokenizer_hash(tokenizer)):
+            raise InputError(f"{folder} is not the tokenizer this run was trained with: it has changed since")
+        return tokenizer
+
+    @functools.cached_property
     def splits(self) -> Splits:
         """The run's data, tokenized with the run's own tokenizer."""
         return load_splits(
             self.config.data,
-            load_tokenizer(self.folder / "tokenizer"),
+            self.tokenizer,
             labels=self.labels or None,
             positions=self.model.config.max_position_embeddings,
         )
@@ -189,10 +210,15 @@ class Run:
 
     def ends(self) -> tuple[int, int]:
         """Steps of the first and the last snapshot (θ₀ and θ₁); InputError if training has not finished."""
-        steps = self.snapshot_steps
-        if self.info["status"] != "done" or len(steps) < 2:
+        if self.info["status"] != "done":
             raise InputError(
                 f"{self.folder}: training has not finished (status {self.info['status']!r}); "
                 "run the same train command again to continue it"
             )
-        return steps[0], steps[-1]
+        wanted, steps = (0, self.info["steps"]), self.snapshot_steps
+        if lost := [step for step in wanted if step not in steps]:
+            raise InputError(
+                f"{self.folder / 'snapshots'} has lost step {' and '.join(map(str, lost))}: there are "
+                f"{', '.join(map(str, steps)) or 'none'}; the start and the end of training are needed"
+            )
+        return wanted

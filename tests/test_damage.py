@@ -1,6 +1,7 @@
 """Damaged, unwritable and crowded run folders, losses that are not finite: one clear line, nothing whole is lost."""
 
 import dataclasses
+import json
 import math
 import shutil
 import subprocess
@@ -394,3 +395,56 @@ def test_a_file_of_another_encoding_is_one_line(encoding, make_config, tmp_path)
     data = dataclasses.replace(config.data, train=str(tmp_path / "rows.tsv"), encoding=encoding)
     with pytest.raises(InputError, match=r"rows.tsv:\d+.*encoding"):
         loop.train(dataclasses.replace(config, data=data))
+
+
+# -- damaged folders of finished runs ----------------------------------------------------------------------------------
+
+
+def swap_words(path: Path) -> None:
+    tokenizer = json.loads(path.read_text())
+    words = tokenizer["model"]["vocab"]
+    words["good"], words["bad"] = words["bad"], words["good"]
+    path.write_text(json.dumps(tokenizer))
+
+
+DAMAGES = {
+    "run.json is a list": ("run.json", lambda path: path.write_text("[]"), "run.json is damaged"),
+    "run.json is empty": ("run.json", lambda path: path.write_text(""), "run.json is damaged"),
+    "run.json says little": ("run.json", lambda path: path.write_text('{"status": "done"}'), "does not say head"),
+    "config.json is cut": ("config.json", lambda path: path.write_text(path.read_text()[:90]), "config.json"),
+    "the last snapshot is lost": ("snapshots/9", shutil.rmtree, "has lost step 9"),
+    "the first snapshot is lost": ("snapshots/0", shutil.rmtree, "has lost step 0"),
+    "a snapshot without description": (
+        "snapshots/9/_CHECKPOINT_METADATA",
+        lambda path: path.unlink(),
+        "snapshots/9 cannot be read",
+    ),
+    "another tokenizer": ("tokenizer/tokenizer.json", swap_words, "is not the tokenizer"),
+    "no tokenizer": ("tokenizer", shutil.rmtree, "has no tokenizer files"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_run_is_one_line_and_no_wrong_result(damage, finished, tmp_path, capsys):
+    name, harm_it, message = DAMAGES[damage]
+    run = tmp_path / "run"
+    shutil.copytree(finished.folder, run)
+    harm_it(run / name)
+    with pytest.raises(SystemExit) as stop:
+        cli.landscape(["curve", str(run), "--points", "2", "--train_examples", "4", "--dev_examples", "4"])
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and message in error and error.count("error: ") == 1, error
+    assert "Traceback" not in error and not list(run.glob("landscape/*.nc"))
+
+
+@pytest.mark.parametrize(
+    "text", [b"\xff\xfe\n", b"5\n", b"[1]\n", b'{"a": 1}\n', b'{"step": 3, "dev/loss": "x", "train/loss": {}}\n']
+)
+def test_lines_that_are_no_records_spoil_no_picture(text, finished, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(finished.folder, run)
+    file = run / "metrics.jsonl"
+    file.write_bytes(file.read_bytes() + text)
+    cli.landscape(["draw", str(run)])
+    cli.landscape(["report", str(run)])
+    assert (run / "figures/learning.png").exists() and (run / "report.html").exists()

@@ -1,5 +1,6 @@
 """Draws the stored results of runs: which figure belongs to which kind of result."""
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -64,7 +65,13 @@ def draw_run(run: Path) -> list[Path]:
 
 def learning(runs: dict[str, Path], target: Path, baselines: dict[str, float] | None = None) -> list[Path]:
     """Draws the learning curves of several runs (name -> folder) on one scale."""
-    records = {name: read_jsonl(folder / "metrics.jsonl") for name, folder in runs.items()}
+    records = {
+        name: [
+            {key: value if isinstance(value, (int, float)) else math.nan for key, value in line.items()}
+            for line in read_jsonl(folder / "metrics.jsonl")
+        ]
+        for name, folder in runs.items()
+    }
     headline = next(
         (
             key

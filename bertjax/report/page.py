@@ -65,10 +65,7 @@ def page(run: Path) -> str:
     if not (run / "run.json").is_file():
         raise InputError(f"{run} is not a run: it has no run.json (a run is made by: python train.py CONFIG)")
     info, config = _read_json(run / "run.json"), _read_json(run / "config.json")
-    records, timing = (
-        [line for line in read_jsonl(run / name) if isinstance(line, dict) and isinstance(line.get("step"), int)]
-        for name in ("metrics.jsonl", "timing.jsonl")
-    )
+    records, timing = (read_jsonl(run / name) for name in ("metrics.jsonl", "timing.jsonl"))
     results = read_results(run)
     scores, majority, loss_label = _scores(info, records), _majority(info, results), _loss_label(info, results)
     name = str(config.get("name") or run.resolve().name)

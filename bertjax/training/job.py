@@ -15,7 +15,7 @@ from bertjax.data import batches as batching
 from bertjax.data.features import Splits, load_splits
 from bertjax.errors import InputError
 from bertjax.progress import say
-from bertjax.run import Run, build_model, versions
+from bertjax.run import Run, build_model, tokenizer_hash, versions
 from bertjax.training import optim, sharding
 from bertjax.training.steps import Steps, make_steps
 from bertjax.tree import flatten
@@ -163,6 +163,7 @@ def prepare(config: RunConfig) -> Job:
         "devices": [str(d) for d in jax.devices()],
         "processes": jax.process_count(),
         "data": splits.fingerprints,
+        "tokenizer": tokenizer_hash(tokenizer),
     }
     return Job(config, Run(config.folder, config, info), splits, steps, mesh, total, loaded, tokenizer, notes)
 

@@ -126,6 +126,8 @@ def _reason(error: BaseException) -> str:
     """The innermost cause in one line: orbax wraps what tensorstore or the system said."""
     while error.__cause__ is not None:
         error = error.__cause__
+    if isinstance(error, KeyError):
+        return f"its description has no entry {error}"
     return first_line(error).partition(" [tensorstore_spec")[0]
 
 

@@ -14,15 +14,18 @@ from bertjax.progress import say
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Records of a JSONL file; a last line cut short by a kill is left out; no file gives no records."""
+    """Records of a JSONL file, up to the first line that is none: a kill may have cut it short. No file: no records."""
     if not path.exists():
         return []
     records = []
-    for line in path.read_text().splitlines():
+    for line in path.read_bytes().splitlines():
         try:
-            records.append(json.loads(line))
+            record = json.loads(line)
         except ValueError:
             break
+        if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+            break
+        records.append(record)
     return records
 
 
