@@ -104,6 +104,8 @@ def predict(command: Predict) -> Path:
     out = _target(command, ".csv")
     if out.suffix not in WRITERS:
         raise InputError(f"--out {out}: expected a file ending in {' or '.join(WRITERS)}")
+    if out.exists() and Path(command.file).exists() and out.samefile(command.file):
+        raise InputError(f"--out {out} is the file that is read: choose another")
     several = len(reader.rows.source.parts) > 1
     count = 0
     with paths.replacing(out) as temporary, WRITERS[out.suffix](temporary) as write, _progress() as progress:

@@ -121,6 +121,7 @@ def test_what_is_not_there_is_named(run, tmp_path, capsys):
         ({"text": "txt"}, "'txt'"),
         ({"out": str(tmp_path / "x.txt")}, r"\.csv or \.parquet"),
         ({"batch_size": 9}, "multiple of 8"),
+        ({"out": run.config.data.dev}, "is the file that is read"),
     ):
         with pytest.raises(InputError, match=message):
             predict.predict(Predict(**good | changes))

@@ -220,6 +220,9 @@ def test_regression_run(make_config, tmp_path):
     assert (
         set(run.info["results"]["dev"]) == {"loss", "pearson", "spearman", "mse"} and run.info["headline"] == "spearman"
     )
+    # Every result of a task without an error rate is drawn, too.
+    cli.landscape(["rollback", str(run.folder), "--dev_examples=10", "--train_examples=0", "--groups=2"])
+    assert (run.folder / "figures" / "rollback.png").exists()
     file = commands.compute(commands.Curve(run=str(run.folder), points=3, train_examples=0, dev_examples=10))
     dataset = read_netcdf(file)
     assert "error" not in dataset and dataset.attrs["loss_name"] == "squared error"

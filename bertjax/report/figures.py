@@ -86,24 +86,27 @@ def curve_figure(
 
 @matplotlib.rc_context(style.STYLE)
 def rollback_figure(ds: xr.Dataset, *, split: str | None = None) -> Figure:
-    """Bars of the score with each layer group reset to its values before fine-tuning.
+    """Bars of the score (of the loss, where a task has no score) with each layer group reset to its start values.
 
     Arguments:
-      ds: stored rollback; `score` (split, group), groups from "none" (trained model) to "all"; the score of a majority
-        baseline in the attribute `majority`.
+      ds: stored rollback; `score` or `loss` (split, group), groups from "none" (trained model) to "all"; the score
+        of a majority baseline in the attribute `majority`.
       split: default "dev", or the only one there is.
     """
-    style.require(ds, "the rollback", ["score"], ("split", "group"))
+    quantity = "score" if "score" in ds or "loss" not in ds else "loss"
+    style.require(ds, "the rollback", [quantity], ("split", "group"))
     splits = [str(name) for name in ds["split"].values]
     split = split or ("dev" if "dev" in splits else splits[0])
     if split not in splits:
         raise InputError(f"the rollback has no split {split!r}, only {', '.join(splits)}")
     groups = [str(group) for group in ds["group"].values]
-    scores, bad, _ = style.split_missing(ds["score"].sel(split=split).values, None)
+    scores, bad, _ = style.split_missing(ds[quantity].sel(split=split).values, None)
     errors = np.full(scores.shape, np.nan)
-    if "score_se" in ds:
-        errors, _, _ = style.split_missing(style.INTERVAL * ds["score_se"].sel(split=split).values, None)
+    if f"{quantity}_se" in ds:
+        errors, _, _ = style.split_missing(style.INTERVAL * ds[f"{quantity}_se"].sel(split=split).values, None)
     score_name = str(ds.attrs.get("score_name", "score"))
+    if quantity == "loss":
+        score_name = style.quantity_label(ds.attrs, "loss")
     spoken = {"none": "none (trained model)", "all": "all (start model's encoder, trained head)"}
 
     figure = style.new_figure(8.6, max(3.2, 2.0 + 0.3 * len(groups)))
@@ -126,7 +129,7 @@ def rollback_figure(ds: xr.Dataset, *, split: str | None = None) -> Figure:
         for name, (group, dash) in references.items()
         if group in groups
     }
-    if "majority" in ds.attrs:
+    if "majority" in ds.attrs and quantity == "score":
         lines["majority baseline"] = (float(ds.attrs["majority"]), ":")
     handles = []
     for color, (name, (value, dash)) in zip(("#000000", "#0072B2", "#D55E00"), lines.items(), strict=False):
