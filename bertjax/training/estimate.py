@@ -27,7 +27,7 @@ def dry_run(config: RunConfig) -> None:
       InputError: anything wrong with config, model or data.
     """
     job = prepare(config)
-    say(*job.plan(), *_histogram(job), *_cost(job), "dry run: nothing was written")
+    say(*job.plan(), *_histogram(job), *_cost(job), "dry run: nothing was written but the token cache")
 
 
 def _histogram(job: Job) -> list[str]:
