@@ -1,4 +1,4 @@
-"""Loss landscapes of a run: ``python landscape.py curve|surface|trajectory|rollback|compare|report|draw RUN [options]``."""
+"""Loss landscapes of a run: ``python landscape.py curve|surface|trajectory|rollback|... RUN [options]``."""
 
 from bertjax.cli import landscape
 

@@ -15,7 +15,7 @@ from bertjax.errors import InputError, first_line
 USAGE = """usage: bertjax COMMAND ...
 
   bertjax train CONFIG[:ARG] [--section.field=value ...]    fine-tune a model (train.py)
-  bertjax landscape curve|surface|trajectory|rollback|compare|report|draw RUN ...     loss landscape of a run (landscape.py)
+  bertjax landscape curve|surface|trajectory|... RUN ...    loss landscape of a run (landscape.py)
   bertjax demo [options]                                    the whole demonstration
 
 COMMAND --help lists the options."""
