@@ -238,7 +238,10 @@ BELOW_ONE = math.nextafter(1, 0)
 
 
 def check_ranges(section: str, options: Any, ranges: Mapping[str, tuple[float, float | None]]) -> None:
-    """InputError, naming all of them, if options lie outside [low, high] (high None: any finite number) or are NaN."""
+    """InputError, naming all of them, if options lie outside [low, high] (high None: any finite number) or are NaN.
+
+    `section` is the part of the options' names before the dot; empty: they have none.
+    """
     wrong = []
     for name, (low, high) in ranges.items():
         value = getattr(options, name)
@@ -248,7 +251,7 @@ def check_ranges(section: str, options: Any, ranges: Mapping[str, tuple[float, f
             expected = f"at least {low}" if value is not math.inf else "a finite number"
         else:
             expected = f"{low} to {high}" if high != BELOW_ONE else f"{low} or more, below 1"
-        wrong.append(f"{section}.{name} is {value}, expected {expected}")
+        wrong.append(f"--{section}{'.' * bool(section)}{name}={value}: expected {expected}")
     if wrong:
         raise InputError("; ".join(wrong))
 

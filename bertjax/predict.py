@@ -6,12 +6,11 @@
 Rows are read, tokenized and predicted in chunks, so that a file may be larger than memory.
 """
 
-import contextlib
-import csv
 import dataclasses
 import functools
+import hashlib
 import itertools
-import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -28,8 +27,11 @@ from bertjax.data import batches as batching
 from bertjax.data import tokens
 from bertjax.data.features import Features
 from bertjax.data.rows import Row, RowReader, listed
+from bertjax.data.sources import ENDINGS
 from bertjax.data.tasks import TASKS
-from bertjax.errors import InputError
+from bertjax.data.text_files import COMPRESSIONS
+from bertjax.data.writers import WRITERS
+from bertjax.errors import InputError, option_names
 from bertjax.model.heads import HEADS
 from bertjax.progress import bar, say
 from bertjax.run import Run
@@ -57,10 +59,21 @@ class _Options:
     """Column with the second text; empty: as in training."""
     batch_size: int = 64
     """Rows per batch over all devices."""
+    columns: tuple[str, ...] = ()
+    """Column names of a file without a header line."""
+    encoding: str = ""
+    """Text encoding of the file; empty: as in training."""
+    encoding_errors: Literal["strict", "replace", ""] = ""
+    """strict: undecodable bytes are an error that names the line. replace: they become U+FFFD. Empty: as in
+    training."""
+    data_dir: str = ""
+    """Folder of prepared TFDS data sets; empty: as in training."""
     on_bad_row: Literal["error", "skip", ""] = ""
-    """What happens to rows that cannot be used; empty: as in training."""
+    """What happens to rows that cannot be used (evaluate: also of labels that the run does not know); empty: as in
+    training."""
     out: str = ""
-    """Where the result is written; empty: in RUN/predictions."""
+    """Where the result is written; empty: in RUN/predictions, under the file's name, a hash of its place, and the
+    checkpoint."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,6 +103,19 @@ def main(argv: Sequence[str]) -> None:
         evaluate(command)
 
 
+def _named(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Errors of the function name options as its command does."""
+
+    @functools.wraps(function)
+    def run(command: Predict | Evaluate) -> Any:
+        names = {f"data.{field.name}": field.name for field in dataclasses.fields(command)}
+        with option_names(names, f"{command.run}/config.json"):
+            return function(command)
+
+    return run
+
+
+@_named
 def predict(command: Predict) -> Path:
     """Writes one line for each usable row of the file: its place, label, score, and the score of every label.
 
@@ -104,7 +130,8 @@ def predict(command: Predict) -> Path:
     out = _target(command, ".csv")
     if out.suffix not in WRITERS:
         raise InputError(f"--out {out}: expected a file ending in {' or '.join(WRITERS)}")
-    if out.exists() and Path(command.file).exists() and out.samefile(command.file):
+    read = paths.resolve(command.file)
+    if out.exists() and read.exists() and out.samefile(read):
         raise InputError(f"--out {out} is the file that is read: choose another")
     several = len(reader.rows.source.parts) > 1
     count = 0
@@ -130,6 +157,7 @@ def predict(command: Predict) -> Path:
     return out
 
 
+@_named
 def evaluate(command: Evaluate) -> dict[str, float]:
     """Scores the run on a labelled file; writes and returns loss and metrics.
 
@@ -151,7 +179,7 @@ def evaluate(command: Evaluate) -> dict[str, float]:
     scores |= metric_table.score(task, np.concatenate(labels), np.concatenate(predictions))
     out = _target(command, ".json")
     where = {"run": command.run, "step": reader.step, "file": command.file, "rows": count}
-    paths.write_text(out, json.dumps(where | {"scores": scores}, indent=2) + "\n")
+    paths.write_json(out, where | {"scores": scores})
     say(
         f"step {reader.step} of {command.run} on {command.file}: {count:,} rows{reader.left_out()}",
         *(f"  {name:<10} {value:.4f}" for name, value in scores.items()),
@@ -175,11 +203,14 @@ class _Model:
     @classmethod
     def open(cls, command: Predict | Evaluate) -> "_Model":
         run = Run.open(command.run)
-        given = {name: getattr(command, name, "") for name in ("text", "text_pair", "label", "on_bad_row")}
-        data = dataclasses.replace(run.config.data, **{name: value for name, value in given.items() if value})
+        names = {field.name for field in dataclasses.fields(run.config.data)} & vars(command).keys()
+        given = {name: getattr(command, name) for name in sorted(names)}
+        # The column names of the training file are not those of another file.
+        data = dataclasses.replace(run.config.data, columns=())
+        data = dataclasses.replace(data, **{name: value for name, value in given.items() if value})
         run = dataclasses.replace(run, config=dataclasses.replace(run.config, data=data))
         mesh = sharding.make_mesh(MeshOptions())
-        sharding.check_batch_size("--batch_size", command.batch_size, mesh)
+        sharding.check_batch_size("batch_size", command.batch_size, mesh)
         labelled = isinstance(command, Evaluate)
         rows = RowReader(command.file, data, TASKS[data.task], split=command.split, labelled=labelled)
         step, params = run.params_at(command.checkpoint, mesh)
@@ -189,7 +220,7 @@ class _Model:
         """Rows, their losses [rows] and class probabilities [rows, classes] or values [rows, 1], chunk by chunk."""
         step = jax.jit(functools.partial(_answer, self.run.model, self.run.head))
         data = self.run.config.data
-        stream = iter(self.rows)
+        stream = (row for row in self.rows if self._is_known(row))
         with stopping.graceful(), jax.set_mesh(self.mesh):
             while rows := list(itertools.islice(stream, CHUNK)):
                 features = self._features(rows)
@@ -216,13 +247,15 @@ class _Model:
         if not self.run.labels:
             return np.array([row.label for row in rows], np.float32)
         number = {name: i for i, name in enumerate(self.run.labels)}
-        for row in rows:
-            if row.label not in number:
-                raise InputError(
-                    f"{self.rows.source.where(row.part, row.place)}: label {row.label!r}, expected one of the run's: "
-                    f"{listed(self.run.labels)}"
-                )
         return np.array([number[row.label] for row in rows], np.int32)
+
+    def _is_known(self, row: Row) -> bool:
+        """Whether the row has no label, or one of the run's; of another it is a row that cannot be used."""
+        if not (self.rows.labelled and self.run.labels) or row.label in self.run.labels:
+            return True
+        reason = f"label {row.label!r}, expected one of the run's: {listed(self.run.labels)}"
+        self.rows.refuse(row.part, row.place, reason)
+        return False
 
     def check(self, count: int) -> None:
         """InputError if no row could be used."""
@@ -259,43 +292,14 @@ def _answer(model: Any, head: str, params: Any, batch: dict[str, jax.Array]) -> 
 def _target(command: Predict | Evaluate, ending: str) -> Path:
     if command.out:
         return Path(command.out).expanduser()
-    name = Path(command.file.rstrip("/")).name.partition(".")[0] or "rows"
-    return Path(command.run) / "predictions" / f"{name}-{command.checkpoint}{ending}"
+    address = command.file if "://" in command.file else str(Path(command.file).expanduser().absolute())
+    place = hashlib.sha256(f"{address} {command.split}".encode()).hexdigest()[:6]
+    name = Path(command.file.rstrip("/")).name
+    for known in (*COMPRESSIONS, *ENDINGS):
+        name = name.removesuffix(known)
+    name = re.sub(r"[^\w.-]+", "_", name).strip("._") or "rows"
+    return Path(command.run).expanduser() / "predictions" / f"{name}-{place}-{command.checkpoint}{ending}"
 
 
 def _progress() -> Any:
     return bar(None, "rows", "row")
-
-
-@contextlib.contextmanager
-def _csv_writer(path: Path) -> Iterator[Callable[[dict[str, list[Any]]], None]]:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-
-        def write(table: dict[str, list[Any]]) -> None:
-            if not file.tell():
-                writer.writerow(table)
-            writer.writerows(zip(*table.values(), strict=True))
-
-        yield write
-
-
-@contextlib.contextmanager
-def _parquet_writer(path: Path) -> Iterator[Callable[[dict[str, list[Any]]], None]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    with contextlib.ExitStack() as stack:
-        writers: list[Any] = []
-
-        def write(table: dict[str, list[Any]]) -> None:
-            rows = pa.table(table)
-            if not writers:
-                writers.append(stack.enter_context(pq.ParquetWriter(path, rows.schema)))
-            writers[0].write_table(rows)
-
-        yield write
-
-
-WRITERS: dict[str, Callable[[Path], Any]] = {".csv": _csv_writer, ".parquet": _parquet_writer}
-"""Ending of a file -> context manager that yields a function which appends columns."""

@@ -22,7 +22,7 @@ import numpy as np
 from bertjax import paths
 from bertjax.config import RunConfig, from_json
 from bertjax.data.features import Splits, load_splits
-from bertjax.errors import InputError
+from bertjax.errors import InputError, option_names
 from bertjax.model.bert import Numerics
 from bertjax.model.config import BertConfig
 from bertjax.model.heads import TaskModel
@@ -125,7 +125,7 @@ class Run:
 
     def write(self) -> None:
         """Writes run.json."""
-        paths.write_text(self.folder / "run.json", json.dumps(self.info, indent=2) + "\n")
+        paths.write_json(self.folder / "run.json", self.info)
 
     @property
     def head(self) -> str:
@@ -153,13 +153,22 @@ class Run:
 
     @functools.cached_property
     def splits(self) -> Splits:
-        """The run's data, tokenized with the run's own tokenizer."""
-        return load_splits(
-            self.config.data,
-            self.tokenizer,
-            labels=self.labels or None,
-            positions=self.model.config.max_position_embeddings,
-        )
+        """The run's data, tokenized with the run's own tokenizer; InputError if the files have changed since."""
+        with option_names({}, str(self.folder / "config.json")):
+            splits = load_splits(
+                self.config.data,
+                self.tokenizer,
+                labels=self.labels or None,
+                positions=self.model.config.max_position_embeddings,
+            )
+        then, now = self.info["data"], splits.fingerprints
+        if changed := [path for path in then | now if then.get(path) != now.get(path)]:
+            raise InputError(
+                f"{self.folder} was trained on other rows: {', '.join(changed)} "
+                f"{'has' if len(changed) == 1 else 'have'} changed since (the SHA-256 in run.json is another); "
+                "restore what was there"
+            )
+        return splits
 
     @property
     def snapshot_steps(self) -> list[int]:
@@ -181,6 +190,13 @@ class Run:
         snapshots = Snapshots(self.folder / "snapshots")
         params = snapshots.load(step, abstract)
         snapshots.close()
+        end = {0: "start", self.info["steps"]: "end"}.get(step, "")
+        expected = self.info["parameters"].get(end)
+        if expected is not None and parameter_hash(params) != expected:
+            raise InputError(
+                f"snapshot {self.folder / 'snapshots' / str(step)} is not the {end} of this run: run.json has another "
+                "hash of its parameters"
+            )
         return params
 
     def params_at(self, checkpoint: str, mesh: Any) -> tuple[int, Any]:

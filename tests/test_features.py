@@ -179,7 +179,7 @@ def test_summary_counts_repeats_contradictions_and_leaks(load):
     assert "another label: 2;" in line
     assert "also in train: 1 (50.00 %)" in line
     assert len(loaded.dev) == 2
-    assert any("n 3, p 1; majority n 75.0 %" in line for line in loaded.summary())
+    assert any("n 3, p 1; most frequent n 75.0 %" in line for line in loaded.summary())
 
 
 class TestCache:

@@ -438,7 +438,7 @@ def test_rollback_of_nothing_and_of_all(finished):
 def test_task_direction_needs_the_same_start(finished, make_config):
     other = loop.train(make_config("other", data__split_seed=5, train__steps=3))
     ends = load_ends(RunSubject(finished), "fixed")
-    tree, words = direction(f"task:{other.folder}", ends)
+    tree, words = direction(f"task:{other.folder}", ends, "y")
     expected = (
         other.params(3)["encoder"]["layers"]["norm"]["scale"] - finished.params(0)["encoder"]["layers"]["norm"]["scale"]
     )
@@ -446,10 +446,10 @@ def test_task_direction_needs_the_same_start(finished, make_config):
     assert tree["head"]["kernel"] is None and "other" in words
     scratch = loop.train(make_config("elsewhere", model__init="random", train__steps=2))
     with pytest.raises(InputError, match="another start"):
-        direction(f"task:{scratch.folder}", ends)
+        direction(f"task:{scratch.folder}", ends, "y")
     for spec, message in (("task", "task:RUN2"), ("taks:x", "did you mean 'task'"), ("random:odd", "random:filter")):
         with pytest.raises(InputError, match=message):
-            direction(spec, ends)
+            direction(spec, ends, "y")
 
 
 def test_a_trajectory_goes_from_start_to_end(finished):

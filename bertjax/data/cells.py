@@ -35,6 +35,8 @@ def as_text(value: Any) -> str:
             text.encode()
         except UnicodeEncodeError as error:  # half of a \u escape pair in JSON
             raise ValueError(f"has the lone surrogate {text[error.start]!r}, expected valid Unicode") from None
+    if not any(letter.isprintable() and not letter.isspace() for letter in text):
+        raise ValueError(f"has only invisible characters ({text[:20]!r}), expected a value")
     return text
 
 

@@ -125,7 +125,8 @@ class Splits:
         shown = [f"{name} {count:,}" for name, count in zip(self.labels, counts, strict=True)]
         if len(shown) > 10:
             shown = [*shown[:9], f"and {len(shown) - 9} more labels"]
-        return f"{', '.join(shown)}; majority {self.labels[counts.argmax()]} {100 * counts.max() / len(labels):.1f} %"
+        most = f"{self.labels[counts.argmax()]} {100 * counts.max() / len(labels):.1f} %"
+        return f"{', '.join(shown)}; most frequent {most}"
 
 
 def load_splits(options: DataOptions, tokenizer: Any, *, positions: int, labels: Sequence[str] | None = None) -> Splits:

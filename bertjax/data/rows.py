@@ -120,6 +120,10 @@ class RowReader:
             else:
                 yield Row(part, place, (first, second), value)
 
+    def refuse(self, part: int, place: int, reason: str) -> None:
+        """A row that came out of the last iteration cannot be used after all: an error, or left out and listed."""
+        (self.bad.append if self._skip else _refuse)(BadRow(part, place, self.source.where(part, place), reason))
+
     def _check_column(self, option: str, column: str) -> None:
         for part in self.source.parts:
             if column not in part.columns:

@@ -154,6 +154,9 @@ class TextPart:
         first = list(itertools.islice(parsed, 1000))
         if not first:
             raise InputError(f"{self.path}: is empty, expected rows")
+        if all(problem for _, _, problem in first):
+            line, _, problem = first[0]
+            raise InputError(f"{self.path}:{line}: {problem} (nor is any of the first {len(first):,} rows usable)")
         return tuple(dict.fromkeys(key for _, row, problem in first if not problem for key in row))
 
 

@@ -1,6 +1,7 @@
 """What a training run works with: model, data, mesh and compiled steps, made from its configuration. Writes nothing."""
 
 import dataclasses
+import json
 import math
 from pathlib import Path, PurePath
 from typing import Any
@@ -13,16 +14,18 @@ from bertjax.baselines import majority_baseline
 from bertjax.config import RunConfig, check_ranges, differences, from_json
 from bertjax.data import batches as batching
 from bertjax.data.features import Splits, load_splits
-from bertjax.errors import InputError
+from bertjax.errors import InputError, brief
 from bertjax.progress import say
 from bertjax.run import Run, build_model, tokenizer_hash, versions
 from bertjax.training import optim, sharding
+from bertjax.training.checkpoint import checkpoint_steps
 from bertjax.training.steps import Steps, make_steps
 from bertjax.tree import flatten
 
 # Section -> option -> smallest and largest value (None: any finite number).
 RANGES: dict[str, dict[str, tuple[float, float | None]]] = {
     "model": {"unroll": (1, None)},
+    "data": {"group_by_length": (1, None), "split_seed": (0, None)},
     "optim": optim.RANGES,
     "train": {
         "epochs": (0, None),
@@ -165,7 +168,44 @@ def prepare(config: RunConfig) -> Job:
         "data": splits.fingerprints,
         "tokenizer": tokenizer_hash(tokenizer),
     }
-    return Job(config, Run(config.folder, config, info), splits, steps, mesh, total, loaded, tokenizer, notes)
+    job = Job(config, Run(config.folder, config, info), splits, steps, mesh, total, loaded, tokenizer, notes)
+    job.train_batches()  # raises, before anything is written, what would be raised later
+    return job
+
+
+# What run.json says of the start of training: continuing needs the same.
+FACTS = ("data", "tokenizer", "labels", "head", "architecture", "fresh", "steps")
+
+
+def check_continues(job: Job) -> None:
+    """InputError with the differences if the folder holds a run of other data or another model under the same names."""
+    folder = job.run.folder
+    if not (folder / "run.json").exists():
+        if steps := checkpoint_steps(folder / "checkpoints"):
+            raise InputError(
+                f"{folder} has checkpoints ({', '.join(map(str, steps))}) but no run.json, which says what they were "
+                "trained on; choose another --name or remove the folder"
+            )
+        return
+    old, new = Run.open(folder).info, json.loads(json.dumps(job.run.info))
+    changed = [
+        f"{name}: {brief(a)} -> {brief(b)}"
+        for fact in FACTS
+        if fact in old
+        for name, a, b in _compared(fact, old[fact], new[fact])
+    ]
+    if changed:
+        raise InputError(
+            f"{folder} was started with something else ({'; '.join(changed)}); restore it to continue, or choose "
+            "another --name to start anew"
+        )
+
+
+def _compared(name: str, old: Any, new: Any) -> list[tuple[str, Any, Any]]:
+    """(name, old, new) of what differs; dictionaries are compared by their keys."""
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return [] if old == new else [(name, old, new)]
+    return [(f"{name} {key}", old.get(key), new.get(key)) for key in old | new if old.get(key) != new.get(key)]
 
 
 def _label_info(splits: Splits) -> dict[str, Any]:

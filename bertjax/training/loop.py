@@ -28,7 +28,7 @@ from bertjax.progress import bar, say
 from bertjax.run import Run, parameter_hash
 from bertjax.training import sharding
 from bertjax.training.checkpoint import Checkpoints, Resumed, Snapshots
-from bertjax.training.job import Job, already_done, prepare
+from bertjax.training.job import Job, already_done, check_continues, prepare
 from bertjax.training.records import Records
 from bertjax.training.steps import Steps
 
@@ -50,6 +50,7 @@ def train(config: RunConfig) -> Run:
     with locks.exclusive(folder / ".lock", f"the run {folder}"):
         if (done := already_done(folder, config)) is not None:  # by another process, while this one prepared
             return done
+        check_continues(job)
         paths.remove_temporary(folder)
         paths.write_text(folder / "config.json", to_json(config))
         job.tokenizer.save_pretrained(folder / "tokenizer")

@@ -1,5 +1,6 @@
 """Metrics of a run on disk: metrics.jsonl, timing.jsonl and TensorBoard."""
 
+import contextlib
 import json
 import math
 import time
@@ -13,19 +14,30 @@ from bertjax import paths
 from bertjax.progress import say
 
 
+def _line(record: dict[str, Any]) -> str:
+    return json.dumps(paths.finite_or_none(record), allow_nan=False) + "\n"
+
+
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Records of a JSONL file, up to the first line that is none: a kill may have cut it short. No file: no records."""
+    """Records of a JSONL file; no file: no records.
+
+    A last line that is none is left out: a kill may have cut it short. Others are left out too, and said.
+    """
     if not path.exists():
         return []
-    records = []
-    for line in path.read_bytes().splitlines():
-        try:
+    records, bad = [], []
+    lines = path.read_bytes().splitlines()
+    for number, line in enumerate(lines, 1):
+        record = None
+        with contextlib.suppress(ValueError):
             record = json.loads(line)
-        except ValueError:
-            break
-        if not isinstance(record, dict) or not isinstance(record.get("step"), int):
-            break
-        records.append(record)
+        if isinstance(record, dict) and isinstance(record.get("step"), int):
+            records.append(record)
+        elif number < len(lines):
+            bad.append(number)
+    if bad:
+        more = f" and {len(bad) - 1} more lines" if len(bad) > 1 else ""
+        say(f"damaged {path}: line {bad[0]}{more} cannot be read and is left out")
     return records
 
 
@@ -47,7 +59,7 @@ class Records:
         self._metrics, self._timing = folder / "metrics.jsonl", folder / "timing.jsonl"
         for path in (self._metrics, self._timing):
             kept = [line for line in read_jsonl(path) if resumed is not None and line["step"] <= resumed]
-            paths.write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+            paths.write_text(path, "".join(_line(line) for line in kept))
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=resumed)
         self._pending: list[tuple[dict[str, Any], np.ndarray | None]] = [(values, None) for values in pending]
         self._rows, self._seconds = 0, 0.0
@@ -110,4 +122,4 @@ class Records:
     @staticmethod
     def _append(path: Path, record: dict[str, Any]) -> None:
         with path.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(_line(record))
