@@ -302,7 +302,9 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", folder], check=True)
 
 
-def test_a_full_disk_is_one_line_and_keeps_what_was_complete(small_disk, make_config, tmp_path, capsys, finished):
+@pytest.mark.parametrize("free", [1024, 600, 300, 100, 30])
+def test_a_full_disk_is_one_line_and_keeps_what_was_complete(free, small_disk, make_config, tmp_path, capsys, finished):
+    (small_disk / "filler").write_bytes(bytes((1024 - free) * 1024))
     config = make_config(small_disk)
     with pytest.raises(SystemExit) as stop:
         cli.train(command_line(config, tmp_path))
