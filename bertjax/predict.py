@@ -78,7 +78,12 @@ class _Options:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Predict(_Options):
-    """Label and score of every row, as .csv or .parquet."""
+    """Label and score of every row, as .csv or .parquet.
+
+    Columns: row (line in the file, the header being line 1; row number in Parquet and TFDS), part (number of the file,
+    where there are several), label, score (the probability of that label), p(LABEL) for each label. A regression has
+    row and score.
+    """
 
     with_text: bool = False
     """Also write the texts."""

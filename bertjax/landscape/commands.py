@@ -116,13 +116,14 @@ def compute(command: Curve | Surface | Rollback | Trajectory) -> Path:
         return path
     if command.dry_run:
         work, lines = _work(command, subject, kind, identity, path)
+        begin = time.perf_counter()
         prepared = work.prepare(None)
-        seconds = prepared.seconds()
+        compiling, seconds = time.perf_counter() - begin, prepared.seconds()
         each = _duration(seconds / prepared.count)
         say(
             *lines,
             _memory(prepared),
-            f"time    about {_duration(seconds)}, {each} a {work.unit}",
+            f"time    about {_duration(seconds + compiling)}: {each} a {work.unit}, {_duration(compiling)} compiling",
             "dry run: nothing was written but the token cache",
         )
         return path
