@@ -59,20 +59,22 @@ class DataOptions:
     train_split: str = ""
     """Split of a folder or tfds:// address in train; empty: train, or the only one."""
     dev_split: str = ""
-    """Split of a folder or tfds:// address in dev (empty: validation, or the only one); with dev empty, of train."""
+    """Split of a folder or tfds:// address in dev (empty: validation, or the only one); with dev empty, of train
+    (empty: the task's)."""
     data_dir: str = ""
     """Folder of prepared TFDS data sets; empty: $TFDS_DATA_DIR, or ~/tensorflow_datasets."""
     on_bad_row: Literal["error", "skip"] = "error"
     """A row that cannot be used (malformed, undecodable, empty text, unknown label, no number as score): error ends
     with its file and line; skip leaves it out, and counts and lists it."""
-    task: Literal["classification", "regression"] = "classification"
-    """What is predicted (a name of bertjax.data.tasks.TASKS)."""
-    text: str = "text"
-    """Column with the text."""
+    task: str = "classification"
+    """What is predicted: classification or regression of any file, or a data set of bertjax.data.tasks.TASKS (cola,
+    sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli, snli, trec ...), whose columns, classes and metrics are known."""
+    text: str = ""
+    """Column with the text; empty: the task's, for classification and regression "text"."""
     text_pair: str = ""
-    """Column with the second text of a pair; empty: single texts."""
-    label: str = "label"
-    """Column with the label (classification: any text) or the score (regression: a number)."""
+    """Column with the second text of a pair; empty: the task's, or single texts."""
+    label: str = ""
+    """Column with the label (a class: any text; a regression's score: a number); empty: the task's, or "label"."""
     labels: tuple[str, ...] = ()
     """Label names in the order of the classes; empty: those that the data set declares (Parquet, TFDS), else the
     sorted distinct labels of the training rows."""

@@ -28,7 +28,7 @@ from bertjax.data import tokens
 from bertjax.data.features import Features
 from bertjax.data.rows import Row, RowReader, listed
 from bertjax.data.sources import ENDINGS
-from bertjax.data.tasks import TASKS
+from bertjax.data.tasks import TASKS, Submission
 from bertjax.data.text_files import COMPRESSIONS
 from bertjax.data.writers import WRITERS
 from bertjax.errors import InputError, option_names
@@ -87,6 +87,9 @@ class Predict(_Options):
 
     with_text: bool = False
     """Also write the texts."""
+    form: Literal["table", "glue"] = "table"
+    """table: as above. glue: what the GLUE server takes, tab-separated index (from 0) and prediction of every row,
+    texts without words among them; the file is named as the server wants it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -132,29 +135,22 @@ def predict(command: Predict) -> Path:
       InputError: no such run, checkpoint, file or column; an unusable row; an ending that is neither .csv nor .parquet.
     """
     reader = _Model.open(command)
+    submission = _submission(reader) if command.form == "glue" else None
     out = _target(command, ".csv")
-    if out.suffix not in WRITERS:
-        raise InputError(f"--out {out}: expected a file ending in {' or '.join(WRITERS)}")
+    if submission and not command.out:
+        out = out.with_name(submission.file)
+    if out.suffix not in WRITERS or (submission and out.suffix != ".tsv"):
+        raise InputError(f"--out {out}: expected a file ending in {'.tsv' if submission else ' or '.join(WRITERS)}")
     read = paths.resolve(command.file)
     if out.exists() and read.exists() and out.samefile(read):
         raise InputError(f"--out {out} is the file that is read: choose another")
-    several = len(reader.rows.source.parts) > 1
     count = 0
     with paths.replacing(out) as temporary, WRITERS[out.suffix](temporary) as write, _progress() as progress:
         for rows, _, values in reader.answers():
-            table: dict[str, list[Any]] = {"row": [row.place for row in rows]}
-            table |= {"part": [row.part for row in rows]} if several else {}
-            if reader.run.labels:
-                best = values.argmax(axis=1)
-                table["label"] = [reader.run.labels[i] for i in best]
-                table["score"] = values[np.arange(len(rows)), best].tolist()
-                table |= {f"p({name})": values[:, i].tolist() for i, name in enumerate(reader.run.labels)}
+            if submission:
+                write(_glue_table(submission, reader.run.labels, values, count))
             else:
-                table["score"] = values[:, 0].tolist()
-            if command.with_text:
-                table |= {"text": [row.text[0] for row in rows]}
-                table |= {"text_pair": [row.text[1] for row in rows]} if rows[0].text[1] is not None else {}
-            write(table)
+                write(reader.table(rows, values))
             count += len(rows)
             progress.update(len(rows))
         reader.check(count)
@@ -164,26 +160,30 @@ def predict(command: Predict) -> Path:
 
 @_named
 def evaluate(command: Evaluate) -> dict[str, float]:
-    """Scores the run on a labelled file; writes and returns loss and metrics.
+    """Scores the run on a labelled file; returns loss and metrics, and writes them, and the predictions beside them.
 
     Raises:
       InputError: as `predict`; a label that the run does not know.
     """
     reader = _Model.open(command)
     task = TASKS[reader.run.config.data.task]
+    out = _target(command, ".json")
+    if out.suffix != ".json":
+        raise InputError(f"--out {out}: expected a file ending in .json (the predictions go beside it, as .csv)")
     losses, labels, predictions = [], [], []
-    with _progress() as progress:
+    table = out.with_suffix(".csv")
+    with paths.replacing(table) as temporary, WRITERS[".csv"](temporary) as write, _progress() as progress:
         for rows, loss, values in reader.answers():
             losses.append(loss)
             labels.append(reader.labels(rows))
             predictions.append(values.argmax(axis=1) if reader.run.labels else values[:, 0])
+            write(reader.table(rows, values) | {"true": [row.label for row in rows], "loss": loss.tolist()})
             progress.update(len(rows))
-    count = sum(map(len, labels))
-    reader.check(count)
+        count = sum(map(len, labels))
+        reader.check(count)
     scores = {"loss": float(np.concatenate(losses).mean(dtype=np.float64))}
     scores |= metric_table.score(task, np.concatenate(labels), np.concatenate(predictions))
-    out = _target(command, ".json")
-    where = {"run": command.run, "step": reader.step, "file": command.file, "rows": count}
+    where = {"run": command.run, "step": reader.step, "file": command.file, "rows": count, "predictions": table.name}
     paths.write_json(out, where | {"scores": scores})
     say(
         f"step {reader.step} of {command.run} on {command.file}: {count:,} rows{reader.left_out()}",
@@ -217,7 +217,12 @@ class _Model:
         mesh = sharding.make_mesh(MeshOptions())
         sharding.check_batch_size("batch_size", command.batch_size, mesh)
         labelled = isinstance(command, Evaluate)
-        rows = RowReader(command.file, data, TASKS[data.task], split=command.split, labelled=labelled)
+        every = isinstance(command, Predict) and command.form == "glue"
+        if every and data.on_bad_row == "skip":
+            raise InputError("--form glue: a row that is left out would shift all others; expected --on_bad_row=error")
+        rows = RowReader(
+            command.file, data, TASKS[data.task], split=command.split, labelled=labelled, empty_texts=every
+        )
         step, params = run.params_at(command.checkpoint, mesh)
         return cls(run, step, rows, command, run.tokenizer, params, mesh)
 
@@ -262,6 +267,22 @@ class _Model:
         self.rows.refuse(row.part, row.place, reason)
         return False
 
+    def table(self, rows: list[Row], values: np.ndarray) -> dict[str, list[Any]]:
+        """The columns that `predict` names."""
+        table: dict[str, list[Any]] = {"row": [row.place for row in rows]}
+        table |= {"part": [row.part for row in rows]} if len(self.rows.source.parts) > 1 else {}
+        if self.run.labels:
+            best = values.argmax(axis=1)
+            table["label"] = [self.run.labels[i] for i in best]
+            table["score"] = values[np.arange(len(rows)), best].tolist()
+            table |= {f"p({name})": values[:, i].tolist() for i, name in enumerate(self.run.labels)}
+        else:
+            table["score"] = values[:, 0].tolist()
+        if getattr(self.command, "with_text", False):
+            table |= {"text": [row.text[0] for row in rows]}
+            table |= {"text_pair": [row.text[1] for row in rows]} if rows[0].text[1] is not None else {}
+        return table
+
     def check(self, count: int) -> None:
         """InputError if no row could be used."""
         if not count:
@@ -286,6 +307,25 @@ class _Model:
         numeric = np.float32 if not self.run.labels else np.int32
         labels = self.labels(rows) if self.rows.labelled else np.zeros(len(rows), numeric)
         return Features(labels=labels, rows=np.arange(len(rows)), **vars(made))
+
+
+def _submission(reader: _Model) -> Submission:
+    task = TASKS[reader.run.config.data.task]
+    if task.submission is None:
+        tasks = ", ".join(name for name, task in TASKS.items() if task.submission)
+        raise InputError(f"--form glue: the run's task is {task.name}, expected a task of GLUE: {tasks}")
+    return task.submission
+
+
+def _glue_table(
+    submission: Submission, labels: tuple[str, ...], values: np.ndarray, start: int
+) -> dict[str, list[Any]]:
+    if submission.answer == "score":
+        answers = [f"{score:.3f}" for score in np.clip(values[:, 0], 0, 5)]
+    else:
+        best = values.argmax(axis=1).tolist()
+        answers = [labels[i] for i in best] if submission.answer == "name" else best
+    return {"index": list(range(start, start + len(values))), "prediction": answers}
 
 
 def _answer(model: Any, head: str, params: Any, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:

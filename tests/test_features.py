@@ -290,7 +290,11 @@ BAD_ROWS = {
     "one text": ([("a", "x"), ("A", "y"), ("a", "x")], {"dev_rows": 1}, r"every text .* occurs more often"),
     "too short a limit": (ROWS, {"max_length": 2}, r"--data\.max_length=2: expected at least 3"),
     "negative seed": (ROWS, {"split_seed": -1}, r"--data\.split_seed=-1"),
-    "labels of scores": (ROWS, {"task": "regression", "labels": ("a", "b")}, r"--data\.labels is for classification"),
+    "labels of scores": (
+        ROWS,
+        {"task": "regression", "labels": ("a", "b")},
+        r"--data\.labels: got a, b, but the task regression",
+    ),
     "unknown task": (ROWS, {"task": "regresion"}, r"no such task; did you mean 'regression'\?"),
 }
 

@@ -128,7 +128,7 @@ def test_what_is_not_there_is_named(run, tmp_path, capsys):
         ({"checkpoint": "5"}, r"--checkpoint 5: .* expected last, best or a step of 0, .*8"),
         ({"checkpoint": "bset"}, "expected last, best"),
         ({"text": "txt"}, "'txt'"),
-        ({"out": str(tmp_path / "x.txt")}, r"\.csv or \.parquet"),
+        ({"out": str(tmp_path / "x.txt")}, r"\.csv or \.tsv or \.parquet"),
         ({"batch_size": 9}, "multiple of 8"),
         ({"out": run.config.data.dev}, "is the file that is read"),
     ):

@@ -67,6 +67,25 @@ def named(names: tuple[str, ...]) -> Callable[[Any], str]:
     return as_label
 
 
+def class_name(names: tuple[str, ...], numbered: tuple[str, ...]) -> Callable[[Any], str]:
+    """A function that takes the name of a class or its number among `numbered`; ValueError where it is neither."""
+
+    def as_label(value: Any) -> str:
+        whole = isinstance(value, float) and value.is_integer()  # a column of numbers with gaps is read as decimals
+        text = as_text(int(value) if whole else value)
+        if text in names:
+            return text
+        if text == "-1":
+            raise ValueError(f"is -1: {UNLABELLED}, expected one of {listed(names)}")
+        if text.isdecimal() and int(text) < len(numbered):
+            return numbered[int(text)]
+        raise ValueError(
+            f"is {text!r}, expected one of {listed(names)}, or its number from 0{did_you_mean(text, names)}"
+        )
+
+    return as_label
+
+
 def listed(names: Sequence[str]) -> str:
     """Names for a message, at most 20 of them."""
     shown = ", ".join(names[:20])

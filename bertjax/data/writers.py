@@ -1,16 +1,17 @@
-"""Tables written piece by piece, so that they may be larger than memory: CSV and Parquet."""
+"""Tables written piece by piece, so that they may be larger than memory: CSV, TSV and Parquet."""
 
 import contextlib
 import csv
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 
 @contextlib.contextmanager
-def _csv_writer(path: Path) -> Iterator[Callable[[dict[str, list[Any]]], None]]:
+def _csv_writer(path: Path, dialect: str = "excel") -> Iterator[Callable[[dict[str, list[Any]]], None]]:
     with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
+        writer = csv.writer(file, dialect)
 
         def write(table: dict[str, list[Any]]) -> None:
             if not file.tell():
@@ -37,5 +38,9 @@ def _parquet_writer(path: Path) -> Iterator[Callable[[dict[str, list[Any]]], Non
         yield write
 
 
-WRITERS: dict[str, Callable[[Path], Any]] = {".csv": _csv_writer, ".parquet": _parquet_writer}
+WRITERS: dict[str, Callable[[Path], Any]] = {
+    ".csv": _csv_writer,
+    ".tsv": functools.partial(_csv_writer, dialect="excel-tab"),
+    ".parquet": _parquet_writer,
+}
 """Ending of a file -> context manager that yields a function which appends columns."""
