@@ -27,7 +27,7 @@ CONFIG = BertConfig(
     attention_probs_dropout_prob=0.0,
 )
 MODEL = TaskModel(CONFIG, 3, Numerics(activation_spec=sharding.ACTIVATIONS))
-RATES = {"adamw": 3e-3, "sgd": 0.1, "lamb": 0.02, "sam": 3e-3}
+RATES = {"adamw": 3e-3, "sgd": 0.1, "lamb": 0.1, "sam": 3e-3}
 FROZEN = ("encoder/layers[0:2]/*", "encoder/embeddings/*", "head/bias")
 
 
@@ -112,7 +112,7 @@ def test_lamb_gives_each_layer_its_own_trust_ratio():
     got = update(o, drawn(), params)
     for path, x in flatten(params).items():
         for u, w in zip(got[path], x, strict=True) if selection.is_stacked(path) else [(got[path], x)]:
-            np.testing.assert_allclose(np.linalg.norm(u), 0.02 * np.linalg.norm(w), rtol=1e-4, err_msg=path)
+            np.testing.assert_allclose(np.linalg.norm(u), 0.1 * np.linalg.norm(w), rtol=1e-4, err_msg=path)
 
 
 def test_sam_steps_along_the_gradient_uphill():
@@ -139,7 +139,7 @@ def test_sam_steps_along_the_gradient_uphill():
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_mesh_trains_like_one_device_and_the_loss_falls(name):
     o = options(name, accumulate=2)
-    losses, state, _ = train(o, 20)
+    losses, _, _ = train(o, 20)
     assert losses[-1] < 0.8 * losses[0]
     few, one, _ = train(o, 3)
     mesh_losses, many, _ = train(o, 3, MeshOptions(data=2, fsdp=2, tensor=2), 8)
@@ -236,7 +236,7 @@ def test_wrong_combinations_are_refused():
     for wrong in (dict(sam_rho=0.1), dict(momentum=0.5), dict(name="sgd", b1=0.5), dict(name="lamb", sam_rho=0.1)):
         with pytest.raises(InputError, match=r"does not use optim\.\w+="):
             make_optimizer(OptimOptions(**wrong), 10)
-    with pytest.raises(InputError, match="optim.layer_decay is 1.5"):
+    with pytest.raises(InputError, match=r"optim\.layer_decay is 1\.5"):
         make_optimizer(OptimOptions(layer_decay=1.5), 10)
 
 
