@@ -6,12 +6,13 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from bertjax.config import MeshOptions, OptimOptions
+from bertjax.config import MeshOptions, ModelOptions, OptimOptions, RunConfig
 from bertjax.errors import InputError
 from bertjax.model.bert import Numerics
 from bertjax.model.config import BertConfig
 from bertjax.model.heads import TaskModel
 from bertjax.training import selection, sharding
+from bertjax.training.job import _without_top
 from bertjax.training.optim import OPTIMIZERS, decay_mask, learning_rate_schedule, make_optimizer
 from bertjax.training.steps import init_params, make_steps
 from bertjax.tree import flatten
@@ -255,3 +256,23 @@ def test_a_loaded_stack_with_fewer_layers_fills_the_lowest():
             assert (x[:1] == loaded[path]).all() and (x[1:] == fresh[path][1:]).all()
         else:
             assert (x == fresh[path]).all()
+
+
+def test_top_layers_start_fresh():
+    loaded = flatten(drawn())
+
+    def without_top(count, init="pretrained"):
+        config = RunConfig(model=ModelOptions(reinit_layers=count, init=init))
+        return _without_top(config, loaded, CONFIG.num_hidden_layers)
+
+    assert without_top(0) == (loaded, [], {})
+    kept, notes, info = without_top(2)
+    assert set(loaded) - set(kept) == {"encoder/pooler/kernel", "encoder/pooler/bias"}
+    assert all(len(x) == (1 if selection.is_stacked(path) else len(loaded[path])) for path, x in kept.items())
+    assert "top 2 of 3 layers and the pooler" in notes[0]
+    assert info == {"fresh_layers": [1, 2]}
+    assert not any(selection.is_stacked(path) for path in without_top(3)[0])
+    with pytest.raises(InputError, match="reinit_layers is 4, the model has 3 layers"):
+        without_top(4)
+    with pytest.raises(InputError, match="loads no layers"):
+        without_top(1, "random")
