@@ -28,6 +28,8 @@ class ModelOptions:
     """Hugging Face folder, package://MODULE/folder or hub name: gives architecture, tokenizer and weights."""
     init: Literal["pretrained", "random"] = "pretrained"
     """pretrained: read the weights. random: same architecture, fresh weights from the seed ("from scratch")."""
+    reinit_layers: int = 0
+    """Start this many top layers, and the pooler, from fresh values (Zhang et al. 2021, arXiv 2006.05987)."""
     fusion: str = "none"
     """How the layers become what the head reads (a name of bertjax.model.fusion.FUSIONS)."""
     cls_norm: str = "none"
@@ -107,12 +109,14 @@ class DataOptions:
 class OptimOptions:
     """The optimizer and its schedule."""
 
-    name: Literal["adamw"] = "adamw"
-    """A name of bertjax.training.optim.OPTIMIZERS."""
+    name: Literal["adamw", "sgd", "lamb", "sam"] = "adamw"
+    """A name of bertjax.training.optim.OPTIMIZERS. An option that the optimizer does not use must keep its default."""
     learning_rate: float = 5e-5
     """Peak learning rate."""
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    """What the rate does after the warm-up: falls to 0 along a line or half a cosine, or stays."""
     warmup: float = 0.1
-    """Share of the steps over which the rate rises linearly from 0; afterwards it falls linearly to 0."""
+    """Share of the steps over which the rate rises linearly from 0; afterwards it follows `schedule`."""
     weight_decay: float = 0.01
     """Decoupled weight decay; biases and layer norm parameters are exempt."""
     b1: float = 0.9
@@ -121,6 +125,21 @@ class OptimOptions:
     """Decay of Adam's second moment."""
     eps: float = 1e-8
     """Adam's epsilon."""
+    bias_correction: bool = True
+    """Divide Adam's moments by 1 - b^t; false: as in the original BERT, whose first steps are larger."""
+    momentum: float = 0.9
+    """Momentum of sgd; 0: none."""
+    sam_rho: float = 0.05
+    """Radius of sam's perturbation: the global norm over the parameters that train."""
+    freeze: tuple[str, ...] = ()
+    """Globs of parameters that do not train (see bertjax.training.selection), such as encoder/layers[0:4]/*. Their
+    gradients count neither in clip_norm nor in the logged gradient norm."""
+    train_only: tuple[str, ...] = ()
+    """Globs of the only parameters that train, less those of freeze; empty: all. BitFit: */bias and head/*."""
+    layer_decay: float = 1.0
+    """Layer-wise learning-rate decay d: head and pooler train at the full rate, the top of L layers at d times it, each
+    layer below at d times the rate above, embeddings at d^(L+1). Discriminative fine-tuning of Howard & Ruder 2018, as
+    ELECTRA (Clark et al. 2020) uses it [choice: pooler with the head]."""
     clip_norm: float = 1.0
     """Largest global gradient norm; 0: no clipping."""
     accumulate: int = 1

@@ -170,7 +170,7 @@ def test_a_glue_folder_trains_and_is_handed_in(task, name, folder):
     assert run.info["rows"] == {"train": 40, "dev": 12} and run.labels == TASKS[task].labels
     test = str(folder / name / "test.tsv")
     file = predict.predict(Predict(run=str(run.folder), file=test, form="glue"))
-    rows = list(csv.DictReader(file.open(), delimiter="\t"))
+    rows = list(csv.DictReader(file.read_text().splitlines(), delimiter="\t"))
     assert file.name == TASKS[task].submission.file
     assert [r["index"] for r in rows] == [str(i) for i in range(3 if task == "sst2" else 2)]
     if task == "sst2":

@@ -13,7 +13,8 @@ from jax.sharding import Mesh, NamedSharding
 from bertjax.config import OptimOptions
 from bertjax.model.heads import HEADS, TaskModel
 from bertjax.training import sharding
-from bertjax.training.optim import learning_rate_schedule, make_optimizer, skipped_steps
+from bertjax.training.optim import keep_frozen, learning_rate_schedule, make_optimizer, mask_gradients, skipped_steps
+from bertjax.training.selection import is_stacked, trainable
 from bertjax.tree import flatten, unflatten
 
 Array = jax.Array
@@ -52,7 +53,7 @@ def train_step(
     head: str,
     optimizer: optax.GradientTransformation,
     schedule: optax.Schedule,
-    accumulate: int,
+    options: OptimOptions,
     state: TrainState,
     batch: Batch,
 ) -> tuple[TrainState, dict[str, Array]]:
@@ -62,7 +63,7 @@ def train_step(
     the sums of loss and gradient over the parts are divided by the whole weight, as if the batch were one.
 
     Returns:
-      The new state, and `loss`, `grad_norm` (before clipping) and `learning_rate` as scalars.
+      The new state, and `loss`, `grad_norm` (of what trains, before clipping) and `learning_rate` as scalars.
     """
     key = jax.random.fold_in(jax.random.key(state.seed), state.step)
 
@@ -70,24 +71,35 @@ def train_step(
         return jnp.sum(loss_per_example(model, head, params, part, key) * part["weights"])
 
     weight = jnp.sum(batch["weights"])
-    if accumulate == 1:
-        total, gradients = jax.value_and_grad(loss_sum)(state.params, batch, key)
-    else:
+    accumulate = options.accumulate
+
+    def sums(params: Any) -> tuple[Array, Any]:
+        if accumulate == 1:
+            return jax.value_and_grad(loss_sum)(params, batch, key)
         parts = {name: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1) for name, x in batch.items()}
 
         def add(carry: tuple[Array, Any], xs: tuple[Batch, Array]) -> tuple[tuple[Array, Any], None]:
             part, index = xs
-            value = jax.value_and_grad(loss_sum)(state.params, part, jax.random.fold_in(key, index))
+            value = jax.value_and_grad(loss_sum)(params, part, jax.random.fold_in(key, index))
             return jax.tree.map(jnp.add, carry, value), None
 
-        zero = (jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, state.params))
-        (total, gradients), _ = jax.lax.scan(add, zero, (parts, jnp.arange(accumulate)))
-    gradients = jax.tree.map(lambda g: g / weight.astype(g.dtype), gradients)
+        zero = (jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, params))
+        return jax.lax.scan(add, zero, (parts, jnp.arange(accumulate)))[0]
+
+    def mean(params: Any) -> tuple[Array, Any]:
+        total, gradients = sums(params)
+        return total, mask_gradients(options, jax.tree.map(lambda g: g / weight.astype(g.dtype), gradients))
+
+    def gradient_at(params: Any, _: int) -> Any:
+        with jax.numpy_dtype_promotion("strict"):
+            return mean(params)[1]
+
+    total, gradients = mean(state.params)
     # optax mixes Python scalars and dtypes in ways that strict promotion refuses.
     with jax.numpy_dtype_promotion("standard"):
         norm = optax.tree.norm(gradients)
-        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, grad_fn=gradient_at)
+        params = keep_frozen(options, state.params, optax.apply_updates(state.params, updates), state.params)
         rate = jnp.asarray(schedule(state.step), jnp.float32)
     new = dataclasses.replace(state, step=state.step + 1, params=params, opt_state=opt_state)
     return new, {"loss": total / weight, "grad_norm": norm, "learning_rate": rate} | skipped_steps(opt_state)
@@ -129,6 +141,7 @@ def make_steps(model: TaskModel, head: str, options: OptimOptions, steps: int, m
         )
 
     shapes = jax.eval_shape(init, jax.ShapeDtypeStruct((), jnp.uint32), {})
+    trainable(options, shapes.params)  # a wrong glob is an error here, before anything is compiled
     whole = sharding.replicated(mesh)
     of_params = sharding.parameter_shardings(shapes.params, mesh)
     shardings = TrainState(
@@ -151,7 +164,7 @@ def make_steps(model: TaskModel, head: str, options: OptimOptions, steps: int, m
         return run
 
     train = jax.jit(
-        functools.partial(train_step, model, head, optimizer, schedule, options.accumulate),
+        functools.partial(train_step, model, head, optimizer, schedule, options),
         out_shardings=(shardings, whole),
         donate_argnums=0,
     )
@@ -166,8 +179,14 @@ def make_steps(model: TaskModel, head: str, options: OptimOptions, steps: int, m
 
 
 def init_params(model: TaskModel, key: Array, loaded: dict[str, Array] | None = None) -> Any:
-    """The model's parameters: `loaded` (by path) where given, fresh from `key` elsewhere."""
+    """The model's parameters: `loaded` (by path) where given, fresh from `key` elsewhere.
+
+    A loaded stack of fewer layers than the model has fills the lowest ones.
+    """
     ids = jnp.zeros((1, 1), jnp.int32)
     fresh = flatten(model.init(key, ids, ids == 0, ids)["params"])
-    loaded = loaded or {}
-    return unflatten({path: loaded[path].astype(x.dtype) if path in loaded else x for path, x in fresh.items()})
+    for path, value in (loaded or {}).items():
+        value, x = value.astype(fresh[path].dtype), fresh[path]
+        short = is_stacked(path) and len(value) < len(x)
+        fresh[path] = jnp.concatenate([value, x[len(value) :]]) if short else value
+    return unflatten(fresh)
