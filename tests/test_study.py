@@ -14,6 +14,7 @@ from tiny import tiny_checkpoint, tiny_tokenizer
 from bertjax import cli, locks, stopping
 from bertjax.config import DataOptions, ModelOptions, OptimOptions, RunConfig, TrainOptions, differences, to_json
 from bertjax.errors import InputError
+from bertjax.report.study import Group, study_figure
 from bertjax.run import Run
 from bertjax.study import results, runner
 from bertjax.study.options import StudyConfig, StudyOptions, axes, members
@@ -340,3 +341,17 @@ def test_few_seeds_are_warned_of():
     assert all(row["warning"].startswith("n < 5") for row in rows)
     text = "\n".join(results.printed("accuracy", found, rows))
     assert "warning n < 5" in text and "3 of 6" in text
+
+
+def test_the_figure_shows_every_seed_and_score(whole):
+    drawn = (whole.folder / "figures" / "study.svg").read_text()
+    assert (whole.folder / "figures" / "study.png").stat().st_size > 10_000
+    for text in ("learning_rate=0.003", "learning_rate=0.0", "dev accuracy", "majority class", "cross entropy"):
+        assert text in drawn
+    group = Group(
+        {0: [{"step": 0, "dev/loss": 1.0, "dev/accuracy": 0.5}, {"step": 5, "dev/loss": math.nan}]}, {0: math.nan}
+    )
+    other = Group({1: []}, {1: 0.5}, frozenset({1}))
+    figure = study_figure({"a": group, "b": other}, title="x", headline="accuracy")
+    texts = {text.get_text() for axes in figure.axes for text in axes.texts}
+    assert {"0 of 1 runs", "0.500\n1 of 1 runs, 1 failed", "nothing recorded"} <= texts

@@ -16,9 +16,12 @@ import numpy as np
 import scipy.stats
 
 from bertjax import paths
+from bertjax.model.heads import HEADS
 from bertjax.progress import say
+from bertjax.report.study import Group, study_figure
+from bertjax.report.style import save
 from bertjax.study.options import Member, StudyConfig, axes
-from bertjax.study.outcomes import Outcome, outcome, seconds
+from bertjax.study.outcomes import Outcome, outcome, records, seconds
 
 FEW = 5  # runs below which a spread says nothing
 RESAMPLES = 9999
@@ -40,9 +43,38 @@ def write_results(config: StudyConfig, runs: Sequence[Member]) -> list[Path]:
     }
     for name, table in tables.items():
         paths.write_text(folder / name, _csv(table))
+    figure = draw(config, headline, ended)
     say("", *printed(headline, ended, summary))
-    say("", f"results in {folder}: {', '.join(tables)}")
-    return [folder / name for name in tables]
+    say("", f"results in {folder}: {', '.join(tables)}, figures/study.png and .svg")
+    return [*(folder / name for name in tables), *figure]
+
+
+def draw(config: StudyConfig, headline: str, ended: Mapping[Member, Outcome]) -> list[Path]:
+    """Draws figures/study.png and .svg of a study whose runs have all ended."""
+    groups: dict[str, dict[Member, Outcome]] = {}
+    for run, found in ended.items():
+        groups.setdefault(run.label, {})[run] = found
+    info = next((found.info for found in ended.values() if found.info), {})
+    varied = ", ".join(axis.option for axis in axes(config.study)) or "seeds alone"
+    figure = study_figure(
+        {
+            label: Group(
+                {run.seed: records(run) for run in group},
+                {run.seed: found.score for run, found in group.items()},
+                frozenset(run.seed for run, found in group.items() if found.failed),
+            )
+            for label, group in groups.items()
+        },
+        title=f"Study {config.name}: {varied}",
+        headline=headline,
+        loss_name=HEADS[info.get("head", "classification")].loss_name,
+        majority=info.get("majority", math.nan),
+        caption=f"{len(ended)} runs; "
+        + (f"training rows: {info['rows']['train']:,}, dev rows: {info['rows']['dev']:,}. " if info else "")
+        + "n of m runs: those with a score. Failed: diverged, or no better than the majority class "
+        "(regression: Spearman below 0.1).",
+    )
+    return save(figure, config.folder / "figures" / "study")
 
 
 def study_rows(options: Sequence[str], ended: Mapping[Member, Outcome]) -> list[dict[str, Any]]:
