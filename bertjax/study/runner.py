@@ -7,7 +7,7 @@ passed over; the process that finds all of them ended writes the tables.
 
 import dataclasses
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from bertjax import paths, stopping
 from bertjax.config import to_json
@@ -16,7 +16,7 @@ from bertjax.progress import say
 from bertjax.study.options import Member, StudyConfig, members
 from bertjax.study.outcomes import forget_failure, outcome, record_failure
 from bertjax.study.results import write_results
-from bertjax.training import estimate, loop
+from bertjax.training import estimate, loop, replicas
 from bertjax.training.job import prepare
 
 # Field -> variables of a Slurm job array. Numbers of the array's tasks need not start at 0.
@@ -46,7 +46,7 @@ def run_study(config: StudyConfig) -> None:
             if waiting:
                 number = own.index(waiting[0]) + 1
                 say("", f"run     {number} of {len(own)}: {waiting[0].label}, seed {_listed(waiting)}")
-                _train(waiting)
+                TRAINERS[config.study.vectorize](waiting)
             stopping.check()
         left = [run for run in runs if outcome(run) is None]
         if left:
@@ -113,7 +113,9 @@ def _check(config: StudyConfig, runs: list[Member]) -> None:
         try:
             if not _ended(run) and run.combination not in seen:
                 seen.add(run.combination)
-                prepare(run.config)
+                job = prepare(run.config)
+                if config.study.vectorize == "seeds":
+                    replicas.check(job)
         except InputError as error:
             problems.append(f"{run.label}, seed {run.seed}: {error}")
         stopping.check()
@@ -127,17 +129,38 @@ def _ended(run: Member) -> bool:
     return found is not None and found.final
 
 
-def _train(runs: list[Member]) -> None:
+def _alone(runs: list[Member]) -> None:
     for run in runs:
         try:
             loop.train(run.config)
-        except InUseError as error:
-            say(f"passed over: {error}")
         except InputError as error:
-            record_failure(run, error)
-            say(f"failed  {run.config.folder}: {error}")
+            _lost(run, error)
         else:
             forget_failure(run)
+
+
+def _together(runs: list[Member]) -> None:
+    if len(runs) == 1 or not replicas.worthwhile([run.config for run in runs]):
+        _alone(runs)
+        return
+    ended = replicas.train([run.config for run in runs])
+    for run in runs:
+        error = ended[run.config.folder]
+        if error is None:
+            forget_failure(run)
+        else:
+            _lost(run, error)
+
+
+TRAINERS: dict[str, Callable[[list[Member]], None]] = {"none": _alone, "seeds": _together}
+
+
+def _lost(run: Member, error: InputError) -> None:
+    if isinstance(error, InUseError):
+        say(f"passed over: {error}")
+        return
+    record_failure(run, error)
+    say(f"failed  {run.config.folder}: {error}")
 
 
 def _listed(runs: list[Member]) -> str:

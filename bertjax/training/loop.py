@@ -140,11 +140,17 @@ def _rounds(session: "Session") -> Any:
                 started = time.perf_counter()
                 state, values = job.steps.train(state, sharding.put_batch(batching.without_index(batch), job.mesh))
                 step += 1
-                session.collect(step, values, batch["index"], started)
+                say_compiled(session.collect(step, values, batch["index"], started))
                 progress.update()
         except stopping.Interrupted:
             session.stop(step, state)
             raise
+
+
+def say_compiled(seconds: float | None) -> None:
+    """Says how long the first step took."""
+    if seconds is not None:
+        say(f"compile first step ready after {seconds:.1f} s (other batch lengths compile when they first come)")
 
 
 @dataclasses.dataclass
@@ -175,21 +181,26 @@ class Session:
         headline = self.job.splits.task.headline
         return f"dev {headline} {self.scores[headline]:.4f}" if self.scores else ""
 
-    def collect(self, step: int, values: dict[str, Any], rows: np.ndarray, started: float) -> None:
-        """Notes the values of the training step that led to `step`, begun at the clock time `started`."""
+    def collect(self, step: int, values: dict[str, Any], rows: np.ndarray, started: float) -> float | None:
+        """Notes the values of the training step that led to `step`, begun at the clock time `started`.
+
+        Returns:
+          The seconds of the first step, None for later ones.
+        """
+        seconds = None
         self.scores = None
         self.log.collect(values, rows)
         if step == self.resumed.step + 1:
             jax.block_until_ready(values)
             seconds = time.perf_counter() - started
-            say(f"compile first step ready after {seconds:.1f} s (other batch lengths compile when they first come)")
             self.log.compiled(step, seconds)
         if step % self.job.config.train.log_every == 0:
             self._flush(step)
+        return seconds
 
     def stop(self, step: int, state: Any) -> None:
-        """Saves the state after a signal."""
-        if step > self.resumed.step or step not in self.checkpoints.steps:
+        """Saves the state after a signal. One that is evaluated is saved already."""
+        if self.scores is None and (step > self.resumed.step or step not in self.checkpoints.steps):
             self._check_finite(step)
             self._save(step, state)
         say(f"stopped at step {step} of {self.job.total}, which is saved; the same command continues there")
