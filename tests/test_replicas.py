@@ -24,10 +24,14 @@ from bertjax.training.records import read_jsonl
 from bertjax.tree import flatten
 
 SEEDS = 3
+MAKE_MESH = sharding.make_mesh
+# In exact arithmetic the key bias has no gradient (softmax ignores what all logits of a query share). Adam makes steps
+# of the usual length out of the rounding error that stands in its place.
+NO_GRADIENT = "attention/key/bias"
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
+def base(tmp_path_factory, one_device):
     folder = tmp_path_factory.mktemp("replicas")
     tokenizer = tiny_tokenizer(folder / "model")
     tiny_checkpoint(folder / "model", vocab_size=len(tokenizer), num_hidden_layers=2, max_position_embeddings=16)
@@ -76,6 +80,8 @@ def assert_same(run, other, loss=1e-5, params=1e-4):
     for step in run.snapshot_steps:
         a, b = (flatten(r.params(step, mesh)) for r in (run, other))
         for path, value in b.items():
+            if path.endswith(NO_GRADIENT):
+                continue
             np.testing.assert_allclose(a[path], value, atol=params, rtol=0, err_msg=f"{step} {path}")
     names = [{path.name for path in (r.folder / "checkpoints").iterdir()} for r in (run, other)]
     assert names[0] == names[1]
@@ -109,8 +115,13 @@ def test_runs_trained_together_equal_runs_alone(alone, together):
         pytest.param(MeshOptions(data=4, tensor=2), 4, id="tensor", marks=pytest.mark.slow),
     ],
 )
-def test_steps_together_equal_steps_alone_on_eight_devices(base, mesh, count):
+def test_steps_together_equal_steps_alone_on_eight_devices(base, mesh, count, eight_devices):
     check_steps(dataclasses.replace(base, mesh=mesh), count, 3)
+
+
+@pytest.fixture
+def eight_devices(monkeypatch):
+    monkeypatch.setattr(sharding, "make_mesh", MAKE_MESH)
 
 
 def check_steps(config, count, number, tolerance=1e-5):
@@ -131,15 +142,23 @@ def check_steps(config, count, number, tolerance=1e-5):
     for i, state in enumerate(states):
         taken = program.take(stacked, i)
         assert jax.tree.map(lambda x: x.sharding.spec, taken) == jax.tree.map(lambda x: x.sharding.spec, state)
-        for a, b in zip(jax.tree.leaves(taken), jax.tree.leaves(state), strict=True):
+        ours, theirs = flatten(taken.params), flatten(state.params)
+        for path in set(ours) - {path for path in ours if path.endswith(NO_GRADIENT)}:
+            np.testing.assert_allclose(ours[path], theirs[path], atol=1e-4, rtol=0, err_msg=path)
+        for a, b in zip(jax.tree.leaves(taken.opt_state), jax.tree.leaves(state.opt_state), strict=True):
             np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=1e-4, rtol=0)
 
 
+OPTIONS = {"plain": OptimOptions(learning_rate=1e-3), "parts, skipping": OptimOptions(accumulate=2, max_skipped=1)}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("optim", [OptimOptions(learning_rate=1e-3), OptimOptions(accumulate=2, max_skipped=1)])
-def test_fifty_steps_on_eight_devices(base, optim):
-    config = dataclasses.replace(base, optim=optim, train=dataclasses.replace(base.train, batch_size=16))
-    check_steps(config, 4, 50)
+@pytest.mark.parametrize("optim", OPTIONS)
+@pytest.mark.parametrize("count", [1, 8])
+def test_fifty_steps(base, optim, count, monkeypatch):
+    monkeypatch.setattr(sharding, "make_mesh", lambda options: MAKE_MESH(options, jax.devices()[:count]))
+    train = dataclasses.replace(base.train, batch_size=16, steps=50)
+    check_steps(dataclasses.replace(base, optim=OPTIONS[optim], train=train), 4, 50)
 
 
 def test_a_signal_saves_all_and_the_same_command_continues(base, together):
@@ -173,12 +192,11 @@ class interrupted_after:
 
 def test_replicas_at_different_steps_continue_from_a_common_one(base, together):
     configs = seeds(base, "uneven")
-    with interrupted_after(21), pytest.raises(stopping.Interrupted):
+    with interrupted_after(30), pytest.raises(stopping.Interrupted):
         replicas.train(configs)
     folder = configs[1].folder / "checkpoints"
-    newest = max(int(path.name) for path in folder.iterdir() if path.name.isdigit())
-    assert newest > 4
-    shutil.rmtree(folder / str(newest))
+    assert max(int(path.name) for path in folder.iterdir() if path.name.isdigit()) == 8
+    shutil.rmtree(folder / "8")
     replicas.train(configs)
     same_bytes(opened(configs), together)
 

@@ -25,7 +25,7 @@ AXIS = "optim.learning_rate=0.003,0.0"
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
+def base(tmp_path_factory, one_device):
     """A run of 6 steps, some moments long."""
     folder = tmp_path_factory.mktemp("study")
     tokenizer = tiny_tokenizer(folder / "model")
