@@ -197,6 +197,9 @@ def test_replicas_at_different_steps_continue_from_a_common_one(base, together):
     folder = configs[1].folder / "checkpoints"
     assert max(int(path.name) for path in folder.iterdir() if path.name.isdigit()) == 8
     shutil.rmtree(folder / "8")
+    with interrupted_after(3), pytest.raises(stopping.Interrupted):  # at step 6, while two of them still have step 8
+        replicas.train(configs)
+    assert {p.name for p in folder.iterdir() if p.name.isdigit()} >= {"4", "6"}
     replicas.train(configs)
     same_bytes(opened(configs), together)
 
