@@ -18,6 +18,10 @@ class DivergedError(InputError):
     """A training whose loss is no longer a finite number."""
 
 
+class InUseError(InputError):
+    """Another process is working on the same thing."""
+
+
 def first_line(error: BaseException) -> str:
     """The first non-empty line of an exception's message, for use inside a one-line report."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -112,16 +112,17 @@ class Checkpoints(_Saver):
                 overwrite=step in self.steps,
             )
 
-    def resume(self, abstract: Any, iterator: Any) -> Resumed | None:
+    def resume(self, abstract: Any, iterator: Any, at: int | None = None) -> Resumed | None:
         """The last checkpoint that is whole, laid out as `abstract` says; sets the iterator to where it was.
 
+        With `at`, later ones than that step are passed over; they are replaced when training comes there again.
         Damaged checkpoints are named and moved to the folder `damaged` beside theirs. None: there is no checkpoint yet.
 
         Raises:
           InputError: there are checkpoints, and none of them is whole; or they belong to another model.
         """
         bad = []
-        for step in reversed(self.steps):
+        for step in reversed([step for step in self.steps if at is None or step <= at]):
             try:
                 resumed = self._read(step, abstract, iterator)
             except InputError as error:

@@ -20,14 +20,20 @@ WIDTH = 40  # characters of the longest bar of the histogram
 SAMPLE = 200  # batches whose lengths are looked at
 
 
-def dry_run(config: RunConfig) -> None:
+def dry_run(config: RunConfig) -> float:
     """Prints what `train` would do with this config and what it would cost. Writes nothing but the token cache.
+
+    Returns:
+      The seconds it would take.
 
     Raises:
       InputError: anything wrong with config, model or data.
     """
     job = prepare(config)
-    say(*job.plan(), *_histogram(job), *_cost(job), "dry run: nothing was written but the token cache")
+    plan = [*job.plan(), *_histogram(job)]
+    costs, seconds = _cost(job)
+    say(*plan, *costs, "dry run: nothing was written but the token cache")
+    return seconds
 
 
 def _histogram(job: Job) -> list[str]:
@@ -49,8 +55,11 @@ def _histogram(job: Job) -> list[str]:
     return lines
 
 
-def _cost(job: Job) -> list[str]:
-    """Memory and time, from one real step and one real evaluation batch at the shortest and the longest length."""
+def _cost(job: Job) -> tuple[list[str], float]:
+    """Memory and time as text, and the time in seconds.
+
+    From one real step and one real evaluation batch at the shortest and the longest length.
+    """
     lengths = Counter(b["input_ids"].shape[1] for b in itertools.islice(job.train_batches(), min(job.total, SAMPLE)))
     dev = job.dev_batches()
     dev_lengths = Counter(b["input_ids"].shape[1] for b in dev)
@@ -78,14 +87,15 @@ def _cost(job: Job) -> list[str]:
     evaluations = 1 + -(-job.total // job.eval_every)
     compiling = compile_seconds * len(lengths)
     total = compiling + step * job.total + evaluation * evaluations
-    return [
+    lines = [
         f"memory  state {_bytes(size)} ({_bytes(on_device)} on a device); "
         + (f"a step needs {_bytes(temporary)} besides" if temporary is not None else "the compiler gives no size"),
         f"disk    up to 3 checkpoints of {_bytes(size)} and {len(job.snapshot_steps)} snapshots of "
         f"{_bytes(sum(x.nbytes for x in jax.tree.leaves(state.params)))} in {job.run.folder}",
-        f"time    about {_duration(total)}: {job.total} steps of {step:.2f} s, {evaluations} evaluations of "
+        f"time    about {duration(total)}: {job.total} steps of {step:.2f} s, {evaluations} evaluations of "
         f"{evaluation:.1f} s, compiling {compiling:.0f} s",
     ]
+    return lines, total
 
 
 def _put(job: Job, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
@@ -117,7 +127,8 @@ def _bytes(count: float) -> str:
     raise AssertionError
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Seconds as text, in a unit that suits them."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -255,7 +255,19 @@ def _label_info(splits: Splits) -> dict[str, Any]:
 
 
 def already_done(folder: Path, config: RunConfig) -> Run | None:
-    """The finished run in `folder`, None if there is work left; refuses a folder of another config."""
+    """The finished run in `folder`, which is said, or None; refuses a folder of another config."""
+    run = finished(folder, config)
+    if run is not None:
+        say(f"{folder} is done: nothing to train")
+    return run
+
+
+def finished(folder: Path, config: RunConfig) -> Run | None:
+    """The finished run in `folder`, None if there is work left.
+
+    Raises:
+      InputError: the folder belongs to another config, or to something else.
+    """
     if not (folder / "config.json").exists():
         if folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
             raise InputError(f"{folder} is not empty and is not a run: choose another --name")
@@ -270,7 +282,4 @@ def already_done(folder: Path, config: RunConfig) -> Run | None:
     if not (folder / "run.json").exists():
         return None
     run = Run.open(folder)
-    if run.info["status"] != "done":
-        return None
-    say(f"{folder} is done: nothing to train")
-    return run
+    return run if run.info["status"] == "done" else None

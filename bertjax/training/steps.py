@@ -111,7 +111,7 @@ def eval_step(model: TaskModel, head: str, params: Any, batch: Batch) -> dict[st
     return {"loss": HEADS[head].loss(z, batch["labels"]), "outputs": z}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Steps:
     """The compiled functions of a run and where its state lies."""
 
@@ -126,6 +126,8 @@ class Steps:
     """(seed, loaded parameters by path) -> state, born sharded; what is not loaded is drawn from the seed."""
     memory: Callable[[Batch], int | None]
     """Bytes that a training step on such a batch needs on a device besides state and batch; None where unknown."""
+    pure: Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]
+    """The training step as a pure function, not compiled."""
 
 
 @functools.lru_cache(maxsize=8)
@@ -163,11 +165,8 @@ def make_steps(model: TaskModel, head: str, options: OptimOptions, steps: int, m
 
         return run
 
-    train = jax.jit(
-        functools.partial(train_step, model, head, optimizer, schedule, options),
-        out_shardings=(shardings, whole),
-        donate_argnums=0,
-    )
+    pure = functools.partial(train_step, model, head, optimizer, schedule, options)
+    train = jax.jit(pure, out_shardings=(shardings, whole), donate_argnums=0)
     evaluate = jax.jit(functools.partial(eval_step, model, head), out_shardings=rows)
 
     def memory(batch: Batch) -> int | None:
@@ -175,7 +174,7 @@ def make_steps(model: TaskModel, head: str, options: OptimOptions, steps: int, m
         return None if analysis is None else int(analysis.temp_size_in_bytes)
 
     born = jax.jit(init, out_shardings=shardings)
-    return Steps(on_mesh(train), on_mesh(evaluate), shardings, abstract, on_mesh(born), on_mesh(memory))
+    return Steps(on_mesh(train), on_mesh(evaluate), shardings, abstract, on_mesh(born), on_mesh(memory), pure)
 
 
 def init_params(model: TaskModel, key: Array, loaded: dict[str, Array] | None = None) -> Any:
