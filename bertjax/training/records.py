@@ -93,11 +93,15 @@ class Records:
         self._rows, self._mark = 0, time.perf_counter()
 
     def write(self, record: dict[str, Any]) -> None:
-        """Appends a record to metrics.jsonl and TensorBoard; the clock of the training speed starts anew."""
+        """Appends a record to metrics.jsonl and TensorBoard."""
         self._append(self._metrics, record)
         for name, value in record.items():
             if name != "step":
                 self._board.add_scalar(name, value, record["step"])
+        self.restart_clock()
+
+    def restart_clock(self) -> None:
+        """The time until now does not count in the training speed."""
         self._mark = time.perf_counter()
 
     def close(self) -> None:
