@@ -103,9 +103,13 @@ class Records:
         self._rows, self._mark = 0, time.perf_counter()
 
     def write(self, record: dict[str, Any]) -> None:
-        """Appends a record to metrics.jsonl and TensorBoard; the clock of the training speed starts anew."""
+        """Appends a record to metrics.jsonl and TensorBoard."""
         self._append(self._metrics, record)
         self._board.add({name: value for name, value in record.items() if name != "step"}, record["step"])
+        self.restart_clock()
+
+    def restart_clock(self) -> None:
+        """The time until now does not count in the training speed."""
         self._mark = time.perf_counter()
 
     def close(self) -> None:
