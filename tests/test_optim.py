@@ -237,7 +237,7 @@ def test_wrong_combinations_are_refused():
     for wrong in (dict(sam_rho=0.1), dict(momentum=0.5), dict(name="sgd", b1=0.5), dict(name="lamb", sam_rho=0.1)):
         with pytest.raises(InputError, match=r"does not use optim\.\w+="):
             make_optimizer(OptimOptions(**wrong), 10)
-    with pytest.raises(InputError, match=r"optim\.layer_decay is 1\.5"):
+    with pytest.raises(InputError, match=r"--optim\.layer_decay=1\.5"):
         make_optimizer(OptimOptions(layer_decay=1.5), 10)
 
 
