@@ -137,7 +137,11 @@ def test_sam_steps_along_the_gradient_uphill():
     assert all((np.asarray(x) == 0).all() for x in jax.tree.leaves(zero))
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+# The two that share nothing are tested at once, the others among the slow tests.
+BY_SPEED = [name if name in ("adamw", "sam") else pytest.param(name, marks=pytest.mark.slow) for name in OPTIMIZERS]
+
+
+@pytest.mark.parametrize("name", BY_SPEED)
 def test_a_mesh_trains_like_one_device_and_the_loss_falls(name):
     o = options(name, accumulate=2)
     losses, _, _ = train(o, 20)
@@ -154,7 +158,7 @@ def test_a_mesh_trains_like_one_device_and_the_loss_falls(name):
     assert all(x.sharding.shard_shape(x.shape) == split[x.shape].shard_shape(x.shape) for x in moments if x.ndim > 3)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", BY_SPEED)
 def test_frozen_slices_keep_their_bits(name):
     start = params_of(steps_of(options(name))[0].init(jnp.uint32(3), {}))
     start = {path: x.copy() for path, x in start.items()}
