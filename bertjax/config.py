@@ -69,17 +69,26 @@ class DataOptions:
     """A row that cannot be used (malformed, undecodable, empty text, unknown label, no number as score): error ends
     with its file and line; skip leaves it out, and counts and lists it."""
     task: str = "classification"
-    """What is predicted: classification or regression of any file, or a data set of bertjax.data.tasks.TASKS (cola,
-    sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli, snli, trec ...), whose columns, classes and metrics are known."""
+    """What is predicted: classification, regression or multilabel of any file, or a data set of
+    bertjax.data.tasks.TASKS (cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli, snli, trec ...), whose columns,
+    classes and metrics are known."""
     text: str = ""
     """Column with the text; empty: the task's, for classification and regression "text"."""
     text_pair: str = ""
     """Column with the second text of a pair; empty: the task's, or single texts."""
     label: str = ""
-    """Column with the label (a class: any text; a regression's score: a number); empty: the task's, or "label"."""
+    """Column with the label (a class: any text; a regression's score: a number; multilabel: a list of classes); empty:
+    the task's, or "label"."""
+    label_separator: str = ","
+    """What stands between the classes of a row where multilabel classes are in one text."""
     labels: tuple[str, ...] = ()
     """Label names in the order of the classes; empty: those that the data set declares (Parquet, TFDS), else the
     sorted distinct labels of the training rows."""
+    class_weights: tuple[float, ...] = ()
+    """Weights of the rows of each class in the training loss, in the order of the classes; empty: 1 each. Evaluation
+    and landscapes weigh all rows alike."""
+    balanced: bool = False
+    """Weigh the classes in the training loss by the inverse of their frequency: rows / (classes x rows of a class)."""
     columns: tuple[str, ...] = ()
     """Column names of a file without a header line."""
     encoding: str = "utf-8"

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from tiny import tiny_checkpoint, tiny_tokenizer
 
-from bertjax import cli, predict
+from bertjax import answers, cli, predict
 from bertjax.config import DataOptions, ModelOptions, OptimOptions, RunConfig, TrainOptions
 from bertjax.errors import InputError
 from bertjax.predict import Evaluate, Predict
@@ -91,7 +91,7 @@ def test_predictions_are_in_order_for_every_chunk_size_and_form(run, tmp_path, m
         shares = {name: float(r[f"p({name})"]) for name in run.labels}
         assert sum(shares.values()) == pytest.approx(1, abs=1e-6)
         assert r["label"] == max(shares, key=shares.get) and float(r["score"]) == max(shares.values())
-    monkeypatch.setattr(predict, "CHUNK", 7)
+    monkeypatch.setattr(answers, "CHUNK", 7)
     table = pq.read_table(predict.predict(Predict(out=str(tmp_path / "b.parquet"), **options))).to_pydict()
     assert table["row"] == [int(r["row"]) for r in rows] and table["label"] == [r["label"] for r in rows]
     np.testing.assert_allclose(table["score"], [float(r["score"]) for r in rows], atol=1e-6)

@@ -86,6 +86,18 @@ def class_name(names: tuple[str, ...], numbered: tuple[str, ...]) -> Callable[[A
     return as_label
 
 
+def several(one: Callable[[Any], str], separator: str) -> Callable[[Any], tuple[str, ...]]:
+    """A function that takes a list of labels, or one text with a separator, by a function for each; sorted."""
+
+    def as_labels(value: Any) -> tuple[str, ...]:
+        if value is None:
+            raise ValueError("is missing, expected a list of labels (an empty one for none)")
+        parts = value if isinstance(value, (list, tuple)) else str(value).split(separator)
+        return tuple(sorted({one(part) for part in parts if part is None or str(part).strip()}))
+
+    return as_labels
+
+
 def listed(names: Sequence[str]) -> str:
     """Names for a message, at most 20 of them."""
     shown = ", ".join(names[:20])

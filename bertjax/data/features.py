@@ -10,7 +10,7 @@ import numpy as np
 from bertjax.config import DataOptions, nearest
 from bertjax.data import splits, tokens
 from bertjax.data.cells import listed
-from bertjax.data.labels import known_labels, label_array, label_names
+from bertjax.data.labels import class_weights, known_labels, label_array, label_names
 from bertjax.data.rows import Rows, Text, read_rows
 from bertjax.data.sources import has_splits, shown
 from bertjax.data.tasks import TASKS, Task
@@ -28,11 +28,13 @@ class Features:
     types: np.ndarray
     """[total] int8 token type ids."""
     labels: np.ndarray
-    """[n] int32 class numbers, or float32 scores."""
+    """[n] int32 class numbers, [n] float32 scores, or [n, classes] float32, 1 where a row has the class."""
     rows: np.ndarray
     """[n] int64 positions among the usable rows of the source."""
     cut: np.ndarray
     """[n] bool, True where the row was truncated."""
+    weights: np.ndarray | None = None
+    """[n] float32 weights in the training loss; None: 1 each."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -60,6 +62,7 @@ class Features:
             labels=self.labels[indices],
             rows=self.rows[indices],
             cut=self.cut[indices],
+            weights=None if self.weights is None else self.weights[indices],
         )
 
 
@@ -113,7 +116,7 @@ class Splits:
         dev_keys = [splits.normal(*text) for text in self.texts("dev")]
         repeated = f"repeated texts: {splits.repeats(train_keys):,} in train, {splits.repeats(dev_keys):,} in dev"
         if self.labels:
-            clashes = splits.contradictions(train_keys, self.train.labels.tolist())
+            clashes = splits.contradictions(train_keys, [str(label) for label in self.train.labels.tolist()])
             repeated += f"; train rows whose text also has another label: {clashes:,}"
         known = set(train_keys)
         shared = sum(key in known for key in dev_keys)
@@ -124,10 +127,13 @@ class Splits:
         if not self.labels:
             mean, spread = labels.mean(dtype=np.float64), labels.std(dtype=np.float64)
             return f"label mean {mean:.3f}, standard deviation {spread:.3f}, {labels.min():g} to {labels.max():g}"
-        counts = np.bincount(labels, minlength=len(self.labels))
+        many = labels.ndim > 1
+        counts = labels.sum(axis=0).astype(int) if many else np.bincount(labels, minlength=len(self.labels))
         shown = [f"{name} {count:,}" for name, count in zip(self.labels, counts, strict=True)]
         if len(shown) > 10:
             shown = [*shown[:9], f"and {len(shown) - 9} more labels"]
+        if many:
+            return f"{', '.join(shown)}; {labels.sum() / len(labels):.2f} labels a row"
         most = f"{self.labels[counts.argmax()]} {100 * counts.max() / len(labels):.1f} %"
         return f"{', '.join(shown)}; most frequent {most}"
 
@@ -169,8 +175,9 @@ def load_splits(options: DataOptions, tokenizer: Any, *, positions: int, labels:
         dev_note = f"rows held out of the same file (split_seed {seed}{asked * (len(dev_rows) != options.dev_rows)})"
     train_name = shown(options.train) + f" ({options.train_split})" * bool(options.train_split)
     train_rows = splits.sample(rest, options.train_rows, seed, f"--data.train_rows: {train_name}")
+    train = train_all.take(train_rows)
     return Splits(
-        train=train_all.take(train_rows),
+        train=dataclasses.replace(train, weights=class_weights(train.labels, names, options)),
         dev=dev_all.take(dev_rows),
         labels=names,
         task=task,

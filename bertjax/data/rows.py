@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from bertjax.config import DataOptions
-from bertjax.data.cells import as_number, as_text, class_name, did_you_mean, listed, named
+from bertjax.data.cells import as_number, as_text, class_name, did_you_mean, listed, named, several
 from bertjax.data.records import Reading
 from bertjax.data.sources import Role, Source, open_source, shown
 from bertjax.data.tasks import Fields, Task, find_layout, given_fields
@@ -43,8 +43,8 @@ class Row(NamedTuple):
     """The line on which it starts, or its row number in Parquet and TFDS."""
     text: Text
     """The text and its second text, without surrounding white space."""
-    label: str | float | None
-    """Class name or finite number; None where labels are not read."""
+    label: str | float | tuple[str, ...] | None
+    """Class name, finite number, or several class names; None where labels are not read."""
 
 
 class RowReader:
@@ -110,7 +110,7 @@ class RowReader:
             self._check_column("text_pair", given.text_pair)
         if self.labelled:
             self._check_column("label", given.label)
-        self._as_label = self._label_reader(task)
+        self._as_label = self._label_reader(task, options.label_separator)
         self._as_text = _text_or_empty if empty_texts else as_text
 
     def __iter__(self) -> Iterator[Row]:
@@ -146,12 +146,13 @@ class RowReader:
             else:
                 yield Row(part, place, (first, second), value)
 
-    def _label_reader(self, task: Task) -> Callable[[Any], Any]:
+    def _label_reader(self, task: Task, separator: str) -> Callable[[Any], Any]:
         if task.numeric_label:
             return as_number
         declared = self.source.class_names.get(self._label, ())
         if not task.labels:
-            return named(declared) if declared else as_text
+            one = named(declared) if declared else as_text
+            return several(one, separator) if task.several_labels else one
         if unknown := [name for name in declared if name not in task.labels]:
             raise InputError(
                 f"{self.source.path}: column {self._label!r} has the class {unknown[0]!r}, expected those of the task "
@@ -186,8 +187,8 @@ class Rows:
     """Where the rows come from."""
     texts: list[Text]
     """Texts without surrounding white space."""
-    labels: list[str] | list[float]
-    """Class names, or finite numbers; empty where labels are not read."""
+    labels: list[str] | list[float] | list[tuple[str, ...]]
+    """Class names, finite numbers, or several class names each; empty where labels are not read."""
     places: Sequence[int]
     """Line or row number of each row in its part."""
     starts: list[int]

@@ -1,8 +1,8 @@
 """What is predicted, and which columns the published forms of a data set have: one row of the table for each task.
 
-`classification` and `regression` take any file. The others are named data sets (GLUE: Wang et al. 2019, arXiv
-1804.07461): their columns are found by themselves in TFDS, in Parquet and JSON lines as the Hugging Face hub has them,
-and in the original tab-separated files.
+`classification`, `regression` and `multilabel` (any number of classes a row) take any file. The others are named data
+sets (GLUE: Wang et al. 2019, arXiv 1804.07461): their columns are found by themselves in TFDS, in Parquet and JSON
+lines as the Hugging Face hub has them, and in the original tab-separated files.
 """
 
 import dataclasses
@@ -84,6 +84,11 @@ class Task:
         """True: a label is a finite number. False: a label is the name of a class."""
         return self.head == "regression"
 
+    @property
+    def several_labels(self) -> bool:
+        """True: a row has any number of classes."""
+        return self.head == "multilabel"
+
 
 _TWO_SENTENCES = Layout("sentence1", "sentence2")
 _PREMISE = Layout("premise", "hypothesis")
@@ -102,6 +107,13 @@ TASKS: dict[str, Task] = {
     for task in (
         Task(name="classification"),
         Task(name="regression", **_CORRELATIONS),
+        Task(
+            name="multilabel",
+            head="multilabel",
+            metrics=("f1_micro", "f1_macro", "exact"),
+            headline="f1_micro",
+            layouts=(Layout("text", label="labels"),),
+        ),
         Task(
             name="cola",
             metrics=("matthews", "accuracy", "f1"),

@@ -247,10 +247,18 @@ def _label_info(splits: Splits) -> dict[str, Any]:
     """Counts of each label, and the accuracy of always answering the most frequent one; nothing for regression."""
     if not splits.labels:
         return {}
+    several = splits.task.several_labels
+
+    def count(labels: np.ndarray) -> list[int]:
+        found = labels.sum(axis=0).astype(int) if several else np.bincount(labels, minlength=len(splits.labels))
+        return found.tolist()
+
     counts = {
-        name: dict(zip(splits.labels, np.bincount(part.labels, minlength=len(splits.labels)).tolist(), strict=True))
+        name: dict(zip(splits.labels, count(part.labels), strict=True))
         for name, part in (("train", splits.train), ("dev", splits.dev))
     }
+    if several:
+        return {"label_counts": counts}
     return {"label_counts": counts, "majority": majority_baseline(splits.train.labels, splits.dev.labels)}
 
 

@@ -252,7 +252,7 @@ def evaluate(
 ) -> dict[str, float]:
     """Mean loss and the task's metrics over a whole set, each row counted once."""
     loss = np.full(len(features), np.nan, np.float32)
-    predictions = np.zeros(len(features), np.float32)
+    predictions = np.zeros(features.labels.shape, np.float32 if task.numeric_label else np.int32)
     pending = []
     for batch in dev:
         stopping.check()
@@ -262,6 +262,4 @@ def evaluate(
         real = batch["weights"] > 0
         loss[batch["index"][real]] = np.asarray(out["loss"])[real]
         predictions[batch["index"][real]] = np.asarray(HEADS[task.head].predict(out["outputs"]))[real]
-    if task.head == "classification":
-        predictions = predictions.astype(np.int32)
     return {"loss": float(loss.mean(dtype=np.float64))} | metric_table.score(task, features.labels, predictions)
