@@ -89,9 +89,10 @@ def test_a_run_learns_several_classes_and_answers_with_them(run, folder, tmp_pat
     )
     rows = list(csv.DictReader(out.read_text().splitlines()))
     wanted = [row(i % 8)[1] for i in range(24)]
-    assert (
-        np.mean([r["labels"].split(",") == (n or [""]) for r, n in zip(rows, wanted, strict=True)]) == scores["exact"]
-    )
+    kept = list(csv.DictReader((run.folder / "predictions/dev.csv").read_text().splitlines()))
+    assert [r["row"] for r in kept] == [r["row"] for r in rows]
+    assert [r["prediction"].replace("|", ",") for r in kept] == [r["labels"] for r in rows]
+    assert np.mean([r["labels"] == ",".join(names) for r, names in zip(rows, wanted, strict=True)]) == scores["exact"]
     for r in rows:
         chosen = [name for name in CLASSES if float(r[f"p({name})"]) > 0.5]
         assert r["labels"] == ",".join(chosen)

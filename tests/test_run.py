@@ -183,7 +183,7 @@ def test_evaluation_counts_every_row_once_on_any_number_of_devices(finished, mak
         steps = make_steps(finished.model, "classification", make_config().optim, 12, mesh)
         params = finished.params(12, mesh)
         dev = eval_batches(splits.dev, batch_size=size, buckets=(16, 24))
-        scores.append(loop.evaluate(steps, params, dev, mesh, splits.dev, splits.task))
+        scores.append(loop.evaluate(steps, params, dev, mesh, splits.dev, splits.task)[0])
     for score in scores[1:]:
         assert score["loss"] == pytest.approx(scores[0]["loss"], abs=1e-6)
         assert score["accuracy"] == scores[0]["accuracy"]
@@ -242,7 +242,7 @@ def dev_loss(run, params):
     mesh = sharding.make_mesh(run.config.mesh, jax.devices()[:1])
     steps = make_steps(run.model, run.head, run.config.optim, 12, mesh)
     dev = eval_batches(run.splits.dev, batch_size=8, buckets=(16, 24))
-    return loop.evaluate(steps, params, dev, mesh, run.splits.dev, run.splits.task)
+    return loop.evaluate(steps, params, dev, mesh, run.splits.dev, run.splits.task)[0]
 
 
 def test_moving_head_reproduces_both_models(finished):

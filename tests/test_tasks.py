@@ -168,6 +168,12 @@ def test_a_glue_folder_trains_and_is_handed_in(task, name, folder):
         )
     )
     assert run.info["rows"] == {"train": 40, "dev": 12} and run.labels == TASKS[task].labels
+    kept = list(csv.DictReader((run.folder / "predictions/dev.csv").read_text().splitlines()))
+    assert [r["row"] for r in kept] == [str(line) for line in range(2, 14)]
+    assert np.mean([float(r["loss"]) for r in kept]) == pytest.approx(run.info["results"]["dev"]["loss"], rel=1e-5)
+    if task == "sst2":
+        right = np.mean([r["true"] == r["prediction"] for r in kept])
+        assert right == run.info["results"]["dev"]["accuracy"]
     test = str(folder / name / "test.tsv")
     file = predict.predict(Predict(run=str(run.folder), file=test, form="glue"))
     rows = list(csv.DictReader(file.read_text().splitlines(), delimiter="\t"))

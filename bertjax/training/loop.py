@@ -29,6 +29,7 @@ from bertjax.run import Run, parameter_hash
 from bertjax.training import sharding
 from bertjax.training.checkpoint import Checkpoints, Resumed, Snapshots
 from bertjax.training.job import Job, already_done, check_continues, prepare
+from bertjax.training.predictions import write_predictions
 from bertjax.training.records import Records
 from bertjax.training.steps import Steps
 
@@ -213,7 +214,11 @@ class Session:
     def _evaluate(self, step: int, state: Any) -> dict[str, float]:
         self._flush(step)
         job = self.job
-        scores = evaluate(job.steps, state.params, self.dev, job.mesh, job.splits.dev, job.splits.task)
+        scores, predictions, losses = evaluate(
+            job.steps, state.params, self.dev, job.mesh, job.splits.dev, job.splits.task
+        )
+        if step == job.total:
+            write_predictions(job.config.folder, job.splits, predictions, losses)
         self.log.write({"step": step} | {f"dev/{name}": value for name, value in scores.items()})
         return scores
 
@@ -249,8 +254,8 @@ class Session:
 
 def evaluate(
     steps: Steps, params: Any, dev: Iterable[dict[str, np.ndarray]], mesh: Any, features: Features, task: Task
-) -> dict[str, float]:
-    """Mean loss and the task's metrics over a whole set, each row counted once."""
+) -> tuple[dict[str, float], np.ndarray, np.ndarray]:
+    """Mean loss and the task's metrics over a whole set, each row counted once; its predictions; its losses [rows]."""
     loss = np.full(len(features), np.nan, np.float32)
     predictions = np.zeros(features.labels.shape, np.float32 if task.numeric_label else np.int32)
     pending = []
@@ -262,4 +267,5 @@ def evaluate(
         real = batch["weights"] > 0
         loss[batch["index"][real]] = np.asarray(out["loss"])[real]
         predictions[batch["index"][real]] = np.asarray(HEADS[task.head].predict(out["outputs"]))[real]
-    return {"loss": float(loss.mean(dtype=np.float64))} | metric_table.score(task, features.labels, predictions)
+    scores = metric_table.score(task, features.labels, predictions)
+    return {"loss": float(loss.mean(dtype=np.float64))} | scores, predictions, loss
