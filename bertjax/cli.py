@@ -41,7 +41,7 @@ def guarded(function: Callable[[Sequence[str]], None], argv: Sequence[str]) -> N
 
 
 def _fail(message: str) -> NoReturn:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"error: {' '.join(line.strip() for line in message.splitlines())}", file=sys.stderr)
     raise SystemExit(2) from None
 
 

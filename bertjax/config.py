@@ -298,7 +298,10 @@ def load_config(spec: str) -> RunConfig:
 
     A bare name stands for ``configs/NAME.py``.
     """
-    file, _, arg = spec.partition(":")
+    # A path may hold colons itself: the longest part that is a file counts.
+    colons = [i for i, letter in enumerate(spec) if letter == ":"]
+    end = next((i for i in (len(spec), *reversed(colons)) if Path(spec[:i]).is_file()), (*colons, len(spec))[0])
+    file, arg = spec[:end], spec[end + 1 :]
     path = Path(file)
     if not path.exists() and (Path("configs") / f"{file}.py").exists():
         path = Path("configs") / f"{file}.py"

@@ -49,15 +49,27 @@ def replacing(path: Path) -> Iterator[Path]:
         mask = os.umask(0)
         os.umask(mask)
         temporary.chmod(0o666 & ~mask)
+        _flush(temporary)  # or a power cut could leave the new name with nothing in it
         temporary.replace(path)
+        _flush(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _flush(path: Path) -> None:
+    """Waits until a file, or the names in a folder, are on the disk; some file systems cannot do the latter."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError) if path.is_dir() else contextlib.nullcontext():
+            os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def write_text(path: Path, text: str) -> None:
     """Writes a text file so that a reader sees the old contents or the new, never a part."""
     with replacing(path) as temporary:
-        temporary.write_text(text)
+        temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, values: Any) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 from bertjax import paths
 from bertjax.config import RunConfig, from_json
 from bertjax.data.features import Splits, load_splits
+from bertjax.data.tokens import tokenizer_state
 from bertjax.errors import InputError, option_names
 from bertjax.model.bert import Numerics
 from bertjax.model.config import BertConfig
@@ -47,7 +48,18 @@ PACKAGES = (
 
 
 # What run.json holds from the start of training on.
-REQUIRED = ("status", "head", "labels", "architecture", "fresh", "steps", "parameters", "data")
+REQUIRED = (
+    "status",
+    "head",
+    "labels",
+    "architecture",
+    "fresh",
+    "steps",
+    "parameters",
+    "data",
+    "tokenizer",
+    "tokenizer_files",
+)
 
 
 def numerics(config: RunConfig) -> Numerics:
@@ -96,8 +108,16 @@ def parameter_hash(params: Any) -> str:
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
-    """SHA-256 of the vocabulary: words and their numbers."""
-    return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()
+    """SHA-256 of all that decides how texts become word pieces: vocabulary, lower-casing, special tokens and so on."""
+    return hashlib.sha256(json.dumps(tokenizer_state(tokenizer), sort_keys=True).encode()).hexdigest()
+
+
+def files_hash(folder: Path) -> str:
+    """SHA-256 over names and bytes of the files in a folder."""
+    digest = hashlib.sha256()
+    for file in sorted(path for path in folder.iterdir() if path.is_file()):
+        digest.update(f"{file.name}\n".encode() + hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,8 +167,8 @@ class Run:
         """The tokenizer the run used; InputError if it is missing or has changed since."""
         folder = self.folder / "tokenizer"
         tokenizer = load_tokenizer(folder)
-        if tokenizer_hash(tokenizer) != self.info.get("tokenizer", tokenizer_hash(tokenizer)):
-            raise InputError(f"{folder} is not the tokenizer this run was trained with: it has changed since")
+        if files_hash(folder) != self.info["tokenizer_files"]:
+            raise InputError(f"{folder} is not the tokenizer this run was trained with: its files have changed since")
         return tokenizer
 
     @functools.cached_property

@@ -15,12 +15,21 @@ import pytest
 from tiny import tiny_checkpoint, tiny_tokenizer
 
 from bertjax import cli, locks
-from bertjax.config import DataOptions, ModelOptions, OptimOptions, RunConfig, TrainOptions, to_json
+from bertjax.config import (
+    DataOptions,
+    MeshOptions,
+    ModelOptions,
+    OptimOptions,
+    RunConfig,
+    TrainOptions,
+    load_config,
+    to_json,
+)
 from bertjax.errors import DivergedError, InputError
 from bertjax.landscape import commands
 from bertjax.report import draw
-from bertjax.run import Run
-from bertjax.training import loop
+from bertjax.run import Run, tokenizer_hash
+from bertjax.training import loop, sharding
 from bertjax.training.checkpoint import Checkpoints, Snapshots
 from bertjax.training.checksums import changed, checksums
 from bertjax.training.job import RANGES, prepare
@@ -582,3 +591,54 @@ def test_one_damaged_result_does_not_stop_the_drawing_of_others(finished, make_c
     files = {path.name for path in draw.draw_run(config.folder)}
     said = capsys.readouterr().out
     assert {"curve.png", "learning.png"} <= files and "aaa.nc is not a readable" in said and "bbb.nc is no file" in said
+
+
+def test_a_tokenizer_that_cuts_otherwise_is_noticed_though_its_words_are_the_same(finished, make_config, tmp_path):
+    config = copied(finished, make_config, tmp_path)
+    for folder, read in (
+        (config.folder / "tokenizer", lambda: Run.open(config.folder).tokenizer),
+        (Path(config.model.path), lambda: loop.train(config)),
+    ):
+        file = folder / "tokenizer.json"
+        before = file.read_text()
+        values = json.loads(before)
+        values["normalizer"]["lowercase"] = not values["normalizer"]["lowercase"]
+        try:
+            file.write_text(json.dumps(values))
+            with pytest.raises(InputError, match=r"its files have changed since|something else \(tokenizer"):
+                read()
+        finally:
+            file.write_text(before)
+    assert Run.open(config.folder).tokenizer and loop.train(config).info["status"] == "done"
+
+
+def test_a_saved_tokenizer_is_the_one_it_was(finished):
+    assert tokenizer_hash(finished.tokenizer) == finished.info["tokenizer"]
+
+
+@pytest.mark.parametrize("kind", ["snapshots", "checkpoints"])
+def test_steps_that_were_exchanged_are_noticed(kind, finished, make_config, tmp_path):
+    config = copied(finished, make_config, tmp_path, status="done")
+    root, run = config.folder / kind, Run.open(config.folder)
+    first, second = (
+        ("3", "6") if kind == "snapshots" else sorted(p.name for p in root.iterdir() if p.name.isdigit())[-2:]
+    )
+    (root / first).rename(root / "aside")
+    (root / second).rename(root / first)
+    (root / "aside").rename(root / second)
+    shutil.rmtree(config.folder / ("checkpoints" if kind == "snapshots" else "snapshots"))
+    (config.folder / "snapshots").mkdir(exist_ok=True)
+    mesh = sharding.make_mesh(MeshOptions())
+    with pytest.raises(InputError, match=rf"{first} is damaged: it holds step {second}"):
+        run.params_at(first, mesh)
+
+
+def test_a_config_file_may_have_colons_in_its_path(tmp_path):
+    (tmp_path / "a:b").mkdir()
+    (tmp_path / "a:b/c.py").write_text(
+        "from bertjax.config import RunConfig\ndef config(arg='none'):\n    return RunConfig(name=arg)\n"
+    )
+    file = str(tmp_path / "a:b/c.py")
+    assert [load_config(spec).name for spec in (file, f"{file}:x", f"{file}:x:y")] == ["none", "x", "x:y"]
+    with pytest.raises(InputError, match="config file .*none.py does not exist"):
+        load_config(str(tmp_path / "none.py:x"))

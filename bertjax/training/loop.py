@@ -25,7 +25,7 @@ from bertjax.data.tasks import Task
 from bertjax.errors import DivergedError, InputError
 from bertjax.model.heads import HEADS
 from bertjax.progress import bar, say
-from bertjax.run import Run, parameter_hash
+from bertjax.run import Run, files_hash, parameter_hash
 from bertjax.training import sharding
 from bertjax.training.checkpoint import Checkpoints, Resumed, Snapshots
 from bertjax.training.job import Job, already_done, check_continues, prepare
@@ -72,6 +72,7 @@ def begin(job: Job) -> None:
     paths.remove_temporary(folder)
     paths.write_text(folder / "config.json", to_json(job.config))
     job.tokenizer.save_pretrained(folder / "tokenizer")
+    job.run.info["tokenizer_files"] = files_hash(folder / "tokenizer")
     if bad := job.splits.bad_rows():
         paths.write_text(folder / "bad_rows.jsonl", "".join(json.dumps(row) + "\n" for row in bad))
 
