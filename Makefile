@@ -20,13 +20,12 @@ demo: $(VENV)/.demo
 	$(RUN) -m bertjax.demo $(DEMO)
 
 test: $(VENV)/.demo
-	$(RUN) -m pytest -q -m "not slow"
+	$(RUN) -m pytest -q -n 2 --dist loadfile -m "not slow"
 
 test-slow: $(VENV)/.demo
 	$(RUN) -m pytest -q -m slow
 
-test-all: $(VENV)/.demo
-	$(RUN) -m pytest -q
+test-all: test test-slow
 
 lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check .

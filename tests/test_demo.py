@@ -31,6 +31,7 @@ def given(tmp_path_factory):
     }
 
 
+@pytest.mark.slow
 def test_a_small_file_and_a_model_of_one_layer(given, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HOME", str(tmp_path))
     scores = demo.run(demo.Demo(**given, out="~/demo"))
@@ -84,6 +85,7 @@ def test_messages_name_the_demos_own_options(changes, message, given, tmp_path):
     assert not (tmp_path / "demo").exists()
 
 
+@pytest.mark.slow
 def test_the_home_folder_is_found_everywhere(given, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HOME", str(tmp_path))
     model, rows = given["model"], given["data"]
