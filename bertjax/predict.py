@@ -200,6 +200,7 @@ class _Model:
                     batch_size=self.command.batch_size,
                     buckets=batching.bucket_lengths(data),
                     pad_id=self.run.model.config.pad_token_id,
+                    packed=data.packing != "none",
                 ):
                     stopping.check()
                     out = step(self.params, sharding.put_batch(batching.without_index(batch), self.mesh))

@@ -150,7 +150,7 @@ class _Loop:
         batch = next(self.iterator)
         begin = time.perf_counter()
         state, values = self.job.steps.train(state, sharding.put_batch(batching.without_index(batch), self.job.mesh))
-        self.log.collect(values, batch["index"])
+        self.log.collect(values, batch["index"][batch["weights"] > 0])
         if first:
             jax.block_until_ready(values)
             seconds = time.perf_counter() - begin

@@ -19,6 +19,9 @@ from bertjax.tree import flatten, unflatten
 Array = jax.Array
 Batch = dict[str, Array]
 
+PACKED = ("position_ids", "segment_ids", "cls")
+"""What only packed batches have (see bertjax.data.packing)."""
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +46,10 @@ def loss_per_example(model: TaskModel, head: str, params: Any, batch: Batch, key
 
 
 def outputs(model: TaskModel, params: Any, batch: Batch, key: Array | None = None) -> Array:
-    """Outputs of the head, [batch, outputs] float32."""
-    return model.apply({"params": params}, batch["input_ids"], batch["attention_mask"], batch["token_type_ids"], key)
+    """Outputs of the head, [batch, outputs] float32; of a packed batch, one for each of its slots."""
+    rows = (batch["input_ids"], batch["attention_mask"], batch["token_type_ids"])
+    packed = {name: batch[name] for name in PACKED if name in batch}
+    return model.apply({"params": params}, *rows, key, **packed)
 
 
 def train_step(
@@ -73,7 +78,15 @@ def train_step(
     if accumulate == 1:
         total, gradients = jax.value_and_grad(loss_sum)(state.params, batch, key)
     else:
-        parts = {name: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1) for name, x in batch.items()}
+        rows = len(batch["input_ids"])
+
+        def cut(x: Array) -> Array:
+            # What is per example has several entries for each row of a packed batch: they stay with their row.
+            if len(x) == rows:
+                return x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1)
+            return x.reshape(-1, accumulate, len(x) // rows).swapaxes(0, 1).reshape(accumulate, -1)
+
+        parts = {name: cut(x) for name, x in batch.items()}
 
         def add(carry: tuple[Array, Any], xs: tuple[Batch, Array]) -> tuple[tuple[Array, Any], None]:
             part, index = xs
