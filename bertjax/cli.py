@@ -41,7 +41,7 @@ def guarded(function: Callable[[Sequence[str]], None], argv: Sequence[str]) -> N
 
 
 def _fail(message: str) -> NoReturn:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"error: {' '.join(line.strip() for line in message.splitlines())}", file=sys.stderr)
     raise SystemExit(2) from None
 
 
@@ -79,6 +79,7 @@ def _train(argv: Sequence[str]) -> None:
     import tyro
 
     from bertjax.config import RunConfig, load_config
+    from bertjax.study.options import StudyConfig
 
     if argv and argv[0] in ("predict", "evaluate"):
         from bertjax import predict
@@ -89,23 +90,26 @@ def _train(argv: Sequence[str]) -> None:
         if argv and argv[0] in ("--help", "-h"):
             print(
                 "usage: train.py CONFIG[:ARG] [--dry-run] [--section.field=value ...]\n"
+                "       train.py CONFIG[:ARG] --study.seeds=5 --study.axis OPTION=VALUE,... ...   many runs\n"
                 "       train.py predict|evaluate RUN FILE [options]\n\n"
                 "CONFIG is a file in configs/ or its name. --dry-run says what the run would do and cost.\n"
                 "The options below show the defaults; a config file sets its own.\n"
             )
-            tyro.cli(RunConfig, prog="train.py CONFIG[:ARG]", args=["--help"], use_underscores=True)
+            tyro.cli(StudyConfig, prog="train.py CONFIG[:ARG]", args=["--help"], use_underscores=True)
         raise InputError("train: expected CONFIG[:ARG] first, for example: python train.py configs/quickstart.py")
     default = load_config(argv[0])
     options = [option for option in argv[1:] if option not in DRY_RUN]
-    config = tyro.cli(RunConfig, prog=f"train.py {argv[0]}", default=default, args=options, use_underscores=True)
-    if len(options) < len(argv) - 1:
-        from bertjax.training.estimate import dry_run
+    dry = len(options) < len(argv) - 1
+    if isinstance(default, StudyConfig) or any(option.startswith("--study.") for option in options):
+        from bertjax.study import runner
 
-        dry_run(config)
-        return
-    from bertjax.training.loop import train
+        kind, default = StudyConfig, StudyConfig.of(default)
+        command = runner.dry_run if dry else runner.run_study
+    else:
+        from bertjax.training import estimate, loop
 
-    train(config)
+        kind, command = RunConfig, estimate.dry_run if dry else loop.train
+    command(tyro.cli(kind, prog=f"train.py {argv[0]}", default=default, args=options, use_underscores=True))
 
 
 def _landscape(argv: Sequence[str]) -> None:

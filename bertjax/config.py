@@ -28,6 +28,8 @@ class ModelOptions:
     """Hugging Face folder, package://MODULE/folder or hub name: gives architecture, tokenizer and weights."""
     init: Literal["pretrained", "random"] = "pretrained"
     """pretrained: read the weights. random: same architecture, fresh weights from the seed ("from scratch")."""
+    reinit_layers: int = 0
+    """Start this many top layers, and the pooler, from fresh values (Zhang et al. 2021, arXiv 2006.05987)."""
     fusion: str = "none"
     """How the layers become what the head reads (a name of bertjax.model.fusion.FUSIONS)."""
     cls_norm: str = "none"
@@ -59,23 +61,34 @@ class DataOptions:
     train_split: str = ""
     """Split of a folder or tfds:// address in train; empty: train, or the only one."""
     dev_split: str = ""
-    """Split of a folder or tfds:// address in dev (empty: validation, or the only one); with dev empty, of train."""
+    """Split of a folder or tfds:// address in dev (empty: validation, or the only one); with dev empty, of train
+    (empty: the task's)."""
     data_dir: str = ""
     """Folder of prepared TFDS data sets; empty: $TFDS_DATA_DIR, or ~/tensorflow_datasets."""
     on_bad_row: Literal["error", "skip"] = "error"
     """A row that cannot be used (malformed, undecodable, empty text, unknown label, no number as score): error ends
     with its file and line; skip leaves it out, and counts and lists it."""
-    task: Literal["classification", "regression"] = "classification"
-    """What is predicted (a name of bertjax.data.tasks.TASKS)."""
-    text: str = "text"
-    """Column with the text."""
+    task: str = "classification"
+    """What is predicted: classification, regression or multilabel of any file, or a data set of
+    bertjax.data.tasks.TASKS (cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli, snli, trec ...), whose columns,
+    classes and metrics are known."""
+    text: str = ""
+    """Column with the text; empty: the task's, for classification and regression "text"."""
     text_pair: str = ""
-    """Column with the second text of a pair; empty: single texts."""
-    label: str = "label"
-    """Column with the label (classification: any text) or the score (regression: a number)."""
+    """Column with the second text of a pair; empty: the task's, or single texts."""
+    label: str = ""
+    """Column with the label (a class: any text; a regression's score: a number; multilabel: a list of classes); empty:
+    the task's, or "label"."""
+    label_separator: str = ","
+    """What stands between the classes of a row where multilabel classes are in one text."""
     labels: tuple[str, ...] = ()
     """Label names in the order of the classes; empty: those that the data set declares (Parquet, TFDS), else the
     sorted distinct labels of the training rows."""
+    class_weights: tuple[float, ...] = ()
+    """Weights of the rows of each class in the training loss, in the order of the classes; empty: 1 each. Evaluation
+    and landscapes weigh all rows alike."""
+    balanced: bool = False
+    """Weigh the classes in the training loss by the inverse of their frequency: rows / (classes x rows of a class)."""
     columns: tuple[str, ...] = ()
     """Column names of a file without a header line."""
     encoding: str = "utf-8"
@@ -109,12 +122,14 @@ class DataOptions:
 class OptimOptions:
     """The optimizer and its schedule."""
 
-    name: Literal["adamw"] = "adamw"
-    """A name of bertjax.training.optim.OPTIMIZERS."""
+    name: Literal["adamw", "sgd", "lamb", "sam"] = "adamw"
+    """A name of bertjax.training.optim.OPTIMIZERS. An option that the optimizer does not use must keep its default."""
     learning_rate: float = 5e-5
     """Peak learning rate."""
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    """What the rate does after the warm-up: falls to 0 along a line or half a cosine, or stays."""
     warmup: float = 0.1
-    """Share of the steps over which the rate rises linearly from 0; afterwards it falls linearly to 0."""
+    """Share of the steps over which the rate rises linearly from 0; afterwards it follows `schedule`."""
     weight_decay: float = 0.01
     """Decoupled weight decay; biases and layer norm parameters are exempt."""
     b1: float = 0.9
@@ -123,6 +138,21 @@ class OptimOptions:
     """Decay of Adam's second moment."""
     eps: float = 1e-8
     """Adam's epsilon."""
+    bias_correction: bool = True
+    """Divide Adam's moments by 1 - b^t; false: as in the original BERT, whose first steps are larger."""
+    momentum: float = 0.9
+    """Momentum of sgd; 0: none."""
+    sam_rho: float = 0.05
+    """Radius of sam's perturbation: the global norm over the parameters that train."""
+    freeze: tuple[str, ...] = ()
+    """Globs of parameters that do not train (see bertjax.training.selection), such as encoder/layers[0:4]/*. Their
+    gradients count neither in clip_norm nor in the logged gradient norm."""
+    train_only: tuple[str, ...] = ()
+    """Globs of the only parameters that train, less those of freeze; empty: all. BitFit: */bias and head/*."""
+    layer_decay: float = 1.0
+    """Layer-wise learning-rate decay d: head and pooler train at the full rate, the top of L layers at d times it, each
+    layer below at d times the rate above, embeddings at d^(L+1). Discriminative fine-tuning of Howard & Ruder 2018, as
+    ELECTRA (Clark et al. 2020) uses it [choice: pooler with the head]."""
     clip_norm: float = 1.0
     """Largest global gradient norm; 0: no clipping."""
     accumulate: int = 1
@@ -242,7 +272,10 @@ BELOW_ONE = math.nextafter(1, 0)
 
 
 def check_ranges(section: str, options: Any, ranges: Mapping[str, tuple[float, float | None]]) -> None:
-    """InputError, naming all of them, if options lie outside [low, high] (high None: any finite number) or are NaN."""
+    """InputError, naming all of them, if options lie outside [low, high] (high None: any finite number) or are NaN.
+
+    `section` is the part of the options' names before the dot; empty: they have none.
+    """
     wrong = []
     for name, (low, high) in ranges.items():
         value = getattr(options, name)
@@ -252,7 +285,7 @@ def check_ranges(section: str, options: Any, ranges: Mapping[str, tuple[float, f
             expected = f"at least {low}" if value is not math.inf else "a finite number"
         else:
             expected = f"{low} to {high}" if high != BELOW_ONE else f"{low} or more, below 1"
-        wrong.append(f"{section}.{name} is {value}, expected {expected}")
+        wrong.append(f"--{section}{'.' * bool(section)}{name}={value}: expected {expected}")
     if wrong:
         raise InputError("; ".join(wrong))
 
@@ -269,7 +302,10 @@ def load_config(spec: str) -> RunConfig:
 
     A bare name stands for ``configs/NAME.py``.
     """
-    file, _, arg = spec.partition(":")
+    # A path may hold colons itself: the longest part that is a file counts.
+    colons = [i for i, letter in enumerate(spec) if letter == ":"]
+    end = next((i for i in (len(spec), *reversed(colons)) if Path(spec[:i]).is_file()), (*colons, len(spec))[0])
+    file, arg = spec[:end], spec[end + 1 :]
     path = Path(file)
     if not path.exists() and (Path("configs") / f"{file}.py").exists():
         path = Path("configs") / f"{file}.py"

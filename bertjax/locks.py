@@ -6,18 +6,18 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from bertjax.errors import InputError
+from bertjax.errors import InUseError
 
 
 @contextlib.contextmanager
 def exclusive(path: Path, what: str) -> Iterator[None]:
-    """Holds the lock file `path` (its folder is made); InputError if another process holds it."""
+    """Holds the lock file `path` (its folder is made); InUseError if another process holds it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise InputError(f"another process is working on {what}: wait for it, or choose another --name") from None
+        raise InUseError(f"another process is working on {what}: wait for it, or choose another --name") from None
     try:
         yield
     finally:

@@ -49,6 +49,11 @@ def f1(labels: np.ndarray, predictions: np.ndarray) -> float:
     return float(sklearn.metrics.f1_score(labels, predictions, labels=[1], average="macro", zero_division=0.0))
 
 
+def f1_micro(labels: np.ndarray, predictions: np.ndarray) -> float:
+    """F1 over all decisions of rows with any number of classes, [n, classes] of 0 and 1; 0 where there is no class."""
+    return float(sklearn.metrics.f1_score(labels, predictions, average="micro", zero_division=0.0))
+
+
 def f1_macro(labels: np.ndarray, predictions: np.ndarray) -> float:
     """Unweighted mean of F1 over the classes that occur or are predicted."""
     return float(sklearn.metrics.f1_score(labels, predictions, average="macro", zero_division=0.0))
@@ -89,6 +94,7 @@ METRICS: dict[str, Callable[[Any, Any], float]] = {
     "accuracy": accuracy,
     "f1": f1,
     "f1_macro": f1_macro,
+    "f1_micro": f1_micro,
     "matthews": matthews,
     "pearson": pearson,
     "spearman": spearman,

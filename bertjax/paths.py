@@ -2,10 +2,13 @@
 
 import contextlib
 import importlib.util
+import json
+import math
 import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from bertjax.errors import InputError
 
@@ -46,15 +49,41 @@ def replacing(path: Path) -> Iterator[Path]:
         mask = os.umask(0)
         os.umask(mask)
         temporary.chmod(0o666 & ~mask)
+        _flush(temporary)  # or a power cut could leave the new name with nothing in it
         temporary.replace(path)
+        _flush(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _flush(path: Path) -> None:
+    """Waits until a file, or the names in a folder, are on the disk; some file systems cannot do the latter."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError) if path.is_dir() else contextlib.nullcontext():
+            os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def write_text(path: Path, text: str) -> None:
     """Writes a text file so that a reader sees the old contents or the new, never a part."""
     with replacing(path) as temporary:
-        temporary.write_text(text)
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, values: Any) -> None:
+    """Writes a JSON file by `write_text`; numbers that are not finite become null, as JSON has no others."""
+    write_text(path, json.dumps(finite_or_none(values), indent=2, allow_nan=False) + "\n")
+
+
+def finite_or_none(values: Any) -> Any:
+    """Nested dictionaries and lists with None in place of numbers that are not finite."""
+    if isinstance(values, dict):
+        return {key: finite_or_none(value) for key, value in values.items()}
+    if isinstance(values, (list, tuple)):
+        return [finite_or_none(value) for value in values]
+    return None if isinstance(values, float) and not math.isfinite(values) else values
 
 
 def remove_temporary(folder: Path) -> None:

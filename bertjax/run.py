@@ -22,7 +22,8 @@ import numpy as np
 from bertjax import paths
 from bertjax.config import RunConfig, from_json
 from bertjax.data.features import Splits, load_splits
-from bertjax.errors import InputError
+from bertjax.data.tokens import tokenizer_state
+from bertjax.errors import InputError, option_names
 from bertjax.model.bert import Numerics
 from bertjax.model.config import BertConfig
 from bertjax.model.heads import TaskModel
@@ -47,7 +48,18 @@ PACKAGES = (
 
 
 # What run.json holds from the start of training on.
-REQUIRED = ("status", "head", "labels", "architecture", "fresh", "steps", "parameters", "data")
+REQUIRED = (
+    "status",
+    "head",
+    "labels",
+    "architecture",
+    "fresh",
+    "steps",
+    "parameters",
+    "data",
+    "tokenizer",
+    "tokenizer_files",
+)
 
 
 def numerics(config: RunConfig) -> Numerics:
@@ -96,8 +108,16 @@ def parameter_hash(params: Any) -> str:
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
-    """SHA-256 of the vocabulary: words and their numbers."""
-    return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()
+    """SHA-256 of all that decides how texts become word pieces: vocabulary, lower-casing, special tokens and so on."""
+    return hashlib.sha256(json.dumps(tokenizer_state(tokenizer), sort_keys=True).encode()).hexdigest()
+
+
+def files_hash(folder: Path) -> str:
+    """SHA-256 over names and bytes of the files in a folder."""
+    digest = hashlib.sha256()
+    for file in sorted(path for path in folder.iterdir() if path.is_file()):
+        digest.update(f"{file.name}\n".encode() + hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +145,7 @@ class Run:
 
     def write(self) -> None:
         """Writes run.json."""
-        paths.write_text(self.folder / "run.json", json.dumps(self.info, indent=2) + "\n")
+        paths.write_json(self.folder / "run.json", self.info)
 
     @property
     def head(self) -> str:
@@ -147,19 +167,28 @@ class Run:
         """The tokenizer the run used; InputError if it is missing or has changed since."""
         folder = self.folder / "tokenizer"
         tokenizer = load_tokenizer(folder)
-        if tokenizer_hash(tokenizer) != self.info.get("tokenizer", tokenizer_hash(tokenizer)):
-            raise InputError(f"{folder} is not the tokenizer this run was trained with: it has changed since")
+        if files_hash(folder) != self.info["tokenizer_files"]:
+            raise InputError(f"{folder} is not the tokenizer this run was trained with: its files have changed since")
         return tokenizer
 
     @functools.cached_property
     def splits(self) -> Splits:
-        """The run's data, tokenized with the run's own tokenizer."""
-        return load_splits(
-            self.config.data,
-            self.tokenizer,
-            labels=self.labels or None,
-            positions=self.model.config.max_position_embeddings,
-        )
+        """The run's data, tokenized with the run's own tokenizer; InputError if the files have changed since."""
+        with option_names({}, str(self.folder / "config.json")):
+            splits = load_splits(
+                self.config.data,
+                self.tokenizer,
+                labels=self.labels or None,
+                positions=self.model.config.max_position_embeddings,
+            )
+        then, now = self.info["data"], splits.fingerprints
+        if changed := [path for path in then | now if then.get(path) != now.get(path)]:
+            raise InputError(
+                f"{self.folder} was trained on other rows: {', '.join(changed)} "
+                f"{'has' if len(changed) == 1 else 'have'} changed since (the SHA-256 in run.json is another); "
+                "restore what was there"
+            )
+        return splits
 
     @property
     def snapshot_steps(self) -> list[int]:
@@ -181,6 +210,13 @@ class Run:
         snapshots = Snapshots(self.folder / "snapshots")
         params = snapshots.load(step, abstract)
         snapshots.close()
+        end = {0: "start", self.info["steps"]: "end"}.get(step, "")
+        expected = self.info["parameters"].get(end)
+        if expected is not None and parameter_hash(params) != expected:
+            raise InputError(
+                f"snapshot {self.folder / 'snapshots' / str(step)} is not the {end} of this run: run.json has another "
+                "hash of its parameters"
+            )
         return params
 
     def params_at(self, checkpoint: str, mesh: Any) -> tuple[int, Any]:

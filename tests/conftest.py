@@ -26,3 +26,16 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 def _private_cache(tmp_path, monkeypatch):
     """No test reads or writes the user's cache of tokenized rows."""
     monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def one_device():
+    """Training in this module is on the first device alone: quick to compile."""
+    from bertjax.training import sharding
+
+    make_mesh = sharding.make_mesh
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            sharding, "make_mesh", lambda options, devices=None: make_mesh(options, devices or jax.devices()[:1])
+        )
+        yield

@@ -15,10 +15,21 @@ import pytest
 from tiny import tiny_checkpoint, tiny_tokenizer
 
 from bertjax import cli, locks
-from bertjax.config import DataOptions, ModelOptions, OptimOptions, RunConfig, TrainOptions, to_json
+from bertjax.config import (
+    DataOptions,
+    MeshOptions,
+    ModelOptions,
+    OptimOptions,
+    RunConfig,
+    TrainOptions,
+    load_config,
+    to_json,
+)
 from bertjax.errors import DivergedError, InputError
-from bertjax.run import Run
-from bertjax.training import loop
+from bertjax.landscape import commands
+from bertjax.report import draw
+from bertjax.run import Run, tokenizer_hash
+from bertjax.training import loop, sharding
 from bertjax.training.checkpoint import Checkpoints, Snapshots
 from bertjax.training.checksums import changed, checksums
 from bertjax.training.job import RANGES, prepare
@@ -300,7 +311,9 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", folder], check=True)
 
 
-def test_a_full_disk_is_one_line_and_keeps_what_was_complete(small_disk, make_config, tmp_path, capsys, finished):
+@pytest.mark.parametrize("free", [1024, 600, 300, 100, 30])
+def test_a_full_disk_is_one_line_and_keeps_what_was_complete(free, small_disk, make_config, tmp_path, capsys, finished):
+    (small_disk / "filler").write_bytes(bytes((1024 - free) * 1024))
     config = make_config(small_disk)
     with pytest.raises(SystemExit) as stop:
         cli.train(command_line(config, tmp_path))
@@ -356,7 +369,7 @@ def test_dry_run_says_what_it_costs_and_writes_nothing(make_config, tmp_path, ca
     config = make_config(tmp_path / "runs")
     cli.train([*command_line(config, tmp_path), "--dry-run"])
     said = capsys.readouterr().out
-    for wanted in ("9 steps of 8 rows", "48 rows", "majority", "truncated", "memory", "disk", "time", "1-16"):
+    for wanted in ("9 steps of 8 rows", "48 rows", "most frequent", "truncated", "memory", "disk", "time", "1-16"):
         assert wanted in said, wanted
     assert not (tmp_path / "runs").exists()
     histogram = [line for line in said.splitlines() if "█" in line]
@@ -376,7 +389,7 @@ def test_every_number_out_of_range_is_named(section, field, values, make_config,
     config = make_config(tmp_path / "runs")
     for value in values:
         options = dataclasses.replace(getattr(config, section), **{field: value})
-        with pytest.raises(InputError, match=rf"{section}.{field} is {value}, expected"):
+        with pytest.raises(InputError, match=rf"--{section}.{field}={value}: expected"):
             loop.train(dataclasses.replace(config, **{section: options}))
     assert not (tmp_path / "runs").exists()
 
@@ -448,3 +461,182 @@ def test_lines_that_are_no_records_spoil_no_picture(text, finished, tmp_path, ca
     cli.landscape(["draw", str(run)])
     cli.landscape(["report", str(run)])
     assert (run / "figures/learning.png").exists() and (run / "report.html").exists()
+
+
+def copied(finished, make_config, tmp_path, status="training"):
+    """A copy of the finished run and its config; with status "training" as if it had been killed at its end."""
+    runs = tmp_path / "runs"
+    shutil.copytree(finished.folder, runs / finished.folder.name)
+    config = make_config(runs)
+    folder = config.folder
+    (folder / "config.json").write_text(to_json(config))
+    info = json.loads((folder / "run.json").read_text()) | {"status": status}
+    (folder / "run.json").write_text(json.dumps(info))
+    return config
+
+
+def all_bytes(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("what", ["data", "labels", "tokenizer", "steps", "architecture", "no run.json"])
+def test_what_a_run_started_with_must_be_there_to_continue(what, finished, make_config, tmp_path, monkeypatch):
+    config = copied(finished, make_config, tmp_path)
+    rows, model = Path(config.data.train), Path(config.model.path)
+    before = {path: path.read_bytes() for path in (rows, *(p for p in model.iterdir() if p.is_file()))}
+    message = rf"{config.folder.name} was started with something else \({what}"
+    try:
+        if what == "data":
+            rows.write_text(rows.read_text().replace("good 0", "fine 0"))
+        elif what == "labels":
+            info = json.loads((config.folder / "run.json").read_text())
+            info["labels"] = ["a", "b", "c"]
+            (config.folder / "run.json").write_text(json.dumps(info))
+        elif what == "tokenizer":
+            text = (model / "tokenizer.json").read_text()
+            (model / "tokenizer.json").write_text(text.replace('"good"', '"g00d"'))
+        elif what == "steps":
+            info = json.loads((config.folder / "run.json").read_text())
+            (config.folder / "run.json").write_text(json.dumps(info | {"steps": 8}))
+        elif what == "architecture":
+            text = (model / "config.json").read_text()
+            (model / "config.json").write_text(text.replace('"gelu"', '"relu"'))
+        else:
+            (config.folder / "run.json").unlink()
+            message = "has checkpoints .* but no run.json"
+        kept = all_bytes(config.folder)
+        with pytest.raises(InputError, match=message):
+            loop.train(config)
+        assert all_bytes(config.folder) == kept
+    finally:
+        for path, content in before.items():
+            path.write_bytes(content)
+    if what in ("data", "tokenizer", "architecture"):  # restored: it continues
+        assert loop.train(config).info["status"] == "done"
+
+
+def test_rows_that_changed_after_training_are_not_looked_at(finished, make_config, tmp_path):
+    config = copied(finished, make_config, tmp_path, status="done")
+    rows = Path(config.data.train)
+    before = rows.read_text()
+    run = Run.open(config.folder)
+    try:
+        rows.write_text(before.replace("good 0", "fine 0"))
+        with pytest.raises(InputError, match=r"rows\.tsv has changed since"):
+            _ = run.splits
+        with pytest.raises(InputError, match=r"rows\.tsv has changed since"):
+            commands.compute(commands.Curve(run=str(config.folder), points=3, train_examples=4, dev_examples=0))
+    finally:
+        rows.write_text(before)
+    assert not (config.folder / "landscape").exists()
+
+
+def test_snapshots_of_another_run_are_noticed(finished, make_config, tmp_path):
+    config = copied(finished, make_config, tmp_path, status="done")
+    info = json.loads((config.folder / "run.json").read_text())
+    info["parameters"]["start"] = info["parameters"]["end"]
+    (config.folder / "run.json").write_text(json.dumps(info))
+    with pytest.raises(InputError, match="0 is not the start of this run"):
+        Run.open(config.folder).params(0)
+
+
+@pytest.mark.parametrize("place", ["middle", "end"])
+def test_a_damaged_line_of_metrics_costs_that_line_alone(place, finished, make_config, tmp_path, capsys):
+    config = copied(finished, make_config, tmp_path)
+    file = config.folder / "metrics.jsonl"
+    whole = file.read_text().splitlines()
+    number = 2 if place == "middle" else len(whole) - 1
+    lines = [*whole[:number], whole[number][:10], *whole[number + 1 :]]
+    file.write_text("\n".join(lines))
+    loop.train(config)
+    said = capsys.readouterr().out
+    left = [line for i, line in enumerate(whole) if i != number]
+    after = [line for line in file.read_text().splitlines() if line in whole]
+    assert set(left) <= set(after)
+    assert (f"line {number + 1} cannot be read" in said) == (place == "middle")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seed": -1}, "--seed=-1"),
+        ({"block": 0}, "--block=0"),
+        ({"block": -8}, "--block=-8"),
+        ({"points_per_step": -1}, "--points_per_step=-1"),
+        ({"alpha": (0.0, math.inf)}, "both finite"),
+        ({"alpha": (math.nan, 1.0)}, "both finite"),
+        ({"points": 0}, "--points=0"),
+        ({"batch_size": 0}, "--batch_size=0"),
+        ({"train_examples": -1}, "--train_examples=-1"),
+        ({"name": "../../outside"}, "--name="),
+        ({"name": "/tmp/outside"}, "--name="),
+        ({"name": ".hidden"}, "--name="),
+        ({"name": "a/b"}, "--name="),
+        ({"name": ".."}, "--name="),
+        ({"name": "a\\b"}, "--name="),
+    ],
+)
+def test_options_of_landscapes_out_of_range_are_named(options, message, finished):
+    kept = all_bytes(finished.folder)
+    given = {"run": str(finished.folder), "train_examples": 4, "dev_examples": 0} | options
+    with pytest.raises(InputError, match=message):
+        commands.compute(commands.Curve(**given))
+    assert all_bytes(finished.folder) == kept
+
+
+def test_one_damaged_result_does_not_stop_the_drawing_of_others(finished, make_config, tmp_path, capsys):
+    config = copied(finished, make_config, tmp_path, status="done")
+    good = commands.compute(commands.Curve(run=str(config.folder), points=2, train_examples=4, dev_examples=0))
+    (good.parent / "aaa.nc").write_bytes(good.read_bytes()[:-999])
+    (good.parent / "bbb.nc").mkdir()
+    files = {path.name for path in draw.draw_run(config.folder)}
+    said = capsys.readouterr().out
+    assert {"curve.png", "learning.png"} <= files and "aaa.nc is not a readable" in said and "bbb.nc is no file" in said
+
+
+def test_a_tokenizer_that_cuts_otherwise_is_noticed_though_its_words_are_the_same(finished, make_config, tmp_path):
+    config = copied(finished, make_config, tmp_path)
+    for folder, read in (
+        (config.folder / "tokenizer", lambda: Run.open(config.folder).tokenizer),
+        (Path(config.model.path), lambda: loop.train(config)),
+    ):
+        file = folder / "tokenizer_config.json"
+        before = file.read_text()
+        values = json.loads(before)
+        try:
+            file.write_text(json.dumps(values | {"do_lower_case": not values["do_lower_case"]}))
+            with pytest.raises(InputError, match=r"its files have changed since|something else \(tokenizer"):
+                read()
+        finally:
+            file.write_text(before)
+    assert Run.open(config.folder).tokenizer and loop.train(config).info["status"] == "done"
+
+
+def test_a_saved_tokenizer_is_the_one_it_was(finished):
+    assert tokenizer_hash(finished.tokenizer) == finished.info["tokenizer"]
+
+
+@pytest.mark.parametrize("kind", ["snapshots", "checkpoints"])
+def test_steps_that_were_exchanged_are_noticed(kind, finished, make_config, tmp_path):
+    config = copied(finished, make_config, tmp_path, status="done")
+    root, run = config.folder / kind, Run.open(config.folder)
+    first, second = sorted(p.name for p in root.iterdir() if p.name.isdigit())[-2:]
+    (root / first).rename(root / "aside")
+    (root / second).rename(root / first)
+    (root / "aside").rename(root / second)
+    shutil.rmtree(config.folder / ("checkpoints" if kind == "snapshots" else "snapshots"))
+    (config.folder / "snapshots").mkdir(exist_ok=True)
+    mesh = sharding.make_mesh(MeshOptions())
+    with pytest.raises(InputError, match=rf"{first} is damaged: it holds step {second}"):
+        run.params_at(first, mesh)
+
+
+def test_a_config_file_may_have_colons_in_its_path(tmp_path):
+    (tmp_path / "a:b").mkdir()
+    (tmp_path / "a:b/c.py").write_text(
+        "from bertjax.config import RunConfig\ndef config(arg='none'):\n    return RunConfig(name=arg)\n"
+    )
+    file = str(tmp_path / "a:b/c.py")
+    assert [load_config(spec).name for spec in (file, f"{file}:x", f"{file}:x:y")] == ["none", "x", "x:y"]
+    with pytest.raises(InputError, match=r"config file .*none\.py does not exist"):
+        load_config(str(tmp_path / "none.py:x"))

@@ -182,7 +182,7 @@ def test_summary_counts_repeats_contradictions_and_leaks(load):
     assert "another label: 2;" in line
     assert "also in train: 1 (50.00 %)" in line
     assert len(loaded.dev) == 2
-    assert any("n 3, p 1; majority n 75.0 %" in line for line in loaded.summary())
+    assert any("n 3, p 1; most frequent n 75.0 %" in line for line in loaded.summary())
 
 
 class TestCache:
@@ -293,7 +293,11 @@ BAD_ROWS = {
     "one text": ([("a", "x"), ("A", "y"), ("a", "x")], {"dev_rows": 1}, r"every text .* occurs more often"),
     "too short a limit": (ROWS, {"max_length": 2}, r"--data\.max_length=2: expected at least 3"),
     "negative seed": (ROWS, {"split_seed": -1}, r"--data\.split_seed=-1"),
-    "labels of scores": (ROWS, {"task": "regression", "labels": ("a", "b")}, r"--data\.labels is for classification"),
+    "labels of scores": (
+        ROWS,
+        {"task": "regression", "labels": ("a", "b")},
+        r"--data\.labels: got a, b, but the task regression",
+    ),
     "unknown task": (ROWS, {"task": "regresion"}, r"no such task; did you mean 'regression'\?"),
 }
 

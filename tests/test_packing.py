@@ -150,3 +150,33 @@ def test_gradients_equal_those_of_padded_rows(numerics):
         for pack in (0, 1)
     )
     assert_close_trees(packed, plain, 1e-5)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_weights_and_several_labels_stay_with_their_rows(several):
+    draw = np.random.default_rng(0)
+    rows = dataclasses.replace(features(), weights=draw.uniform(0.5, 2, 37).astype(np.float32))
+    if several:
+        rows = dataclasses.replace(rows, labels=draw.integers(0, 2, (37, 3)).astype(np.float32))
+    for batch in eval_batches(rows, batch_size=4, buckets=BUCKETS, packed=True):
+        real = batch["index"] >= 0
+        assert np.array_equal(batch["weights"][real], rows.weights[batch["index"][real]])
+        assert np.array_equal(batch["labels"][real], rows.labels[batch["index"][real]])
+        assert not batch["weights"][~real].any()
+
+
+def test_accumulated_packed_rows_of_several_labels_are_one_batch():
+    rows = features(64)
+    rows = dataclasses.replace(rows, labels=np.random.default_rng(0).integers(0, 2, (64, 3)).astype(np.float32))
+    network, params = model()
+    mesh = sharding.make_mesh(MeshOptions(data=2), jax.devices()[:2])
+    batch = next(train_batches(rows, batch_size=32, buckets=BUCKETS, seed=1, pack=4))
+    found = []
+    for accumulate in (1, 2):
+        steps = make_steps(network, "multilabel", OptimOptions(accumulate=accumulate), 4, mesh)
+        state = steps.init(jnp.asarray(0, jnp.uint32), {k: jnp.asarray(v) for k, v in flatten(params).items()})
+        found.append(
+            {k: float(v) for k, v in steps.train(state, sharding.put_batch(without_index(batch), mesh))[1].items()}
+        )
+    for name in ("loss", "grad_norm"):
+        np.testing.assert_allclose(found[1][name], found[0][name], rtol=1e-5)

@@ -183,7 +183,7 @@ def test_evaluation_counts_every_row_once_on_any_number_of_devices(finished, mak
         steps = make_steps(finished.model, "classification", make_config().optim, 12, mesh)
         params = finished.params(12, mesh)
         dev = eval_batches(splits.dev, batch_size=size, buckets=(16, 24))
-        scores.append(loop.evaluate(steps, params, dev, mesh, splits.dev, splits.task))
+        scores.append(loop.evaluate(steps, params, dev, mesh, splits.dev, splits.task)[0])
     for score in scores[1:]:
         assert score["loss"] == pytest.approx(scores[0]["loss"], abs=1e-6)
         assert score["accuracy"] == scores[0]["accuracy"]
@@ -242,7 +242,7 @@ def dev_loss(run, params):
     mesh = sharding.make_mesh(run.config.mesh, jax.devices()[:1])
     steps = make_steps(run.model, run.head, run.config.optim, 12, mesh)
     dev = eval_batches(run.splits.dev, batch_size=8, buckets=(16, 24))
-    return loop.evaluate(steps, params, dev, mesh, run.splits.dev, run.splits.task)
+    return loop.evaluate(steps, params, dev, mesh, run.splits.dev, run.splits.task)[0]
 
 
 def test_moving_head_reproduces_both_models(finished):
@@ -438,7 +438,7 @@ def test_rollback_of_nothing_and_of_all(finished):
 def test_task_direction_needs_the_same_start(finished, make_config):
     other = loop.train(make_config("other", data__split_seed=5, train__steps=3))
     ends = load_ends(RunSubject(finished), "fixed")
-    tree, words = direction(f"task:{other.folder}", ends)
+    tree, words = direction(f"task:{other.folder}", ends, "y")
     expected = (
         other.params(3)["encoder"]["layers"]["norm"]["scale"] - finished.params(0)["encoder"]["layers"]["norm"]["scale"]
     )
@@ -446,10 +446,10 @@ def test_task_direction_needs_the_same_start(finished, make_config):
     assert tree["head"]["kernel"] is None and "other" in words
     scratch = loop.train(make_config("elsewhere", model__init="random", train__steps=2))
     with pytest.raises(InputError, match="another start"):
-        direction(f"task:{scratch.folder}", ends)
+        direction(f"task:{scratch.folder}", ends, "y")
     for spec, message in (("task", "task:RUN2"), ("taks:x", "did you mean 'task'"), ("random:odd", "random:filter")):
         with pytest.raises(InputError, match=message):
-            direction(spec, ends)
+            direction(spec, ends, "y")
 
 
 def test_a_trajectory_goes_from_start_to_end(finished):

@@ -148,7 +148,7 @@ MALFORMED = {
         "text,label\na,1\n".encode("utf-16"),
         r"rows\.csv:1: .*--data\.encoding=utf-16",
     ),
-    "unknown ending": ("rows.xlsx", "x", r"'\.xlsx', expected one of \.csv, \.tsv, \.jsonl, \.parquet"),
+    "unknown ending": ("rows.xlsx", "x", r"'\.xlsx', expected one of \.csv, \.tsv, \.txt, \.jsonl, \.json, \.parquet"),
     "no ending": ("rows", "x", r"no ending, expected one of"),
 }
 

@@ -5,8 +5,8 @@ A batch is a dictionary of arrays for B rows padded to L word pieces:
   input_ids       [B, L] int32
   attention_mask  [B, L] bool     True at word pieces
   token_type_ids  [B, L] int32
-  labels          [B]    int32 or float32
-  weights         [B]    float32  1 for a row of the data, 0 for a padding row
+  labels          [B]    int32 or float32; [B, classes] float32 where a row has any number of classes
+  weights         [B]    float32  1 or its weight for a row of the data, 0 for a padding row
   index           [B]    int32    position among the features, -1 for a padding row
 
 Packed batches are described in packing.py.
@@ -68,7 +68,7 @@ def collate(
         "attention_mask": mask,
         "token_type_ids": token_type_ids,
         "labels": _extended(taken.labels, batch_size, 0),
-        "weights": _extended(np.ones(rows, np.float32), batch_size, 0),
+        "weights": _extended(np.ones(rows, np.float32) if taken.weights is None else taken.weights, batch_size, 0),
         "index": _extended(indices.astype(np.int32), batch_size, -1),
     }
 
@@ -172,4 +172,4 @@ def _bucket(buckets: Sequence[int], length: int) -> int:
 
 
 def _extended(values: np.ndarray, size: int, fill: Any) -> np.ndarray:
-    return np.concatenate([values, np.full(size - len(values), fill, values.dtype)])
+    return np.concatenate([values, np.full((size - len(values), *values.shape[1:]), fill, values.dtype)])

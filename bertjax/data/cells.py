@@ -35,6 +35,8 @@ def as_text(value: Any) -> str:
             text.encode()
         except UnicodeEncodeError as error:  # half of a \u escape pair in JSON
             raise ValueError(f"has the lone surrogate {text[error.start]!r}, expected valid Unicode") from None
+    if not any(letter.isprintable() and not letter.isspace() for letter in text):
+        raise ValueError(f"has only invisible characters ({text[:20]!r}), expected a value")
     return text
 
 
@@ -63,6 +65,37 @@ def named(names: tuple[str, ...]) -> Callable[[Any], str]:
         return names[value]
 
     return as_label
+
+
+def class_name(names: tuple[str, ...], numbered: tuple[str, ...]) -> Callable[[Any], str]:
+    """A function that takes the name of a class or its number among `numbered`; ValueError where it is neither."""
+
+    def as_label(value: Any) -> str:
+        whole = isinstance(value, float) and value.is_integer()  # a column of numbers with gaps is read as decimals
+        text = as_text(int(value) if whole else value)
+        if text in names:
+            return text
+        if text == "-1":
+            raise ValueError(f"is -1: {UNLABELLED}, expected one of {listed(names)}")
+        if text.isdecimal() and int(text) < len(numbered):
+            return numbered[int(text)]
+        raise ValueError(
+            f"is {text!r}, expected one of {listed(names)}, or its number from 0{did_you_mean(text, names)}"
+        )
+
+    return as_label
+
+
+def several(one: Callable[[Any], str], separator: str) -> Callable[[Any], tuple[str, ...]]:
+    """A function that takes a list of labels, or one text with a separator, by a function for each; sorted."""
+
+    def as_labels(value: Any) -> tuple[str, ...]:
+        if value is None:
+            raise ValueError("is missing, expected a list of labels (an empty one for none)")
+        parts = value if isinstance(value, (list, tuple)) else str(value).split(separator)
+        return tuple(sorted({one(part) for part in parts if part is None or str(part).strip()}))
+
+    return as_labels
 
 
 def listed(names: Sequence[str]) -> str:

@@ -10,8 +10,9 @@ import numpy as np
 from bertjax.config import DataOptions, nearest
 from bertjax.data import splits, tokens
 from bertjax.data.cells import listed
-from bertjax.data.rows import Rows, Text, known_labels, label_array, label_names, read_rows
-from bertjax.data.sources import shown
+from bertjax.data.labels import class_weights, known_labels, label_array, label_names
+from bertjax.data.rows import Rows, Text, read_rows
+from bertjax.data.sources import has_splits, shown
 from bertjax.data.tasks import TASKS, Task
 from bertjax.errors import InputError
 
@@ -27,13 +28,15 @@ class Features:
     types: np.ndarray
     """[stored] int8 token type ids."""
     labels: np.ndarray
-    """[n] int32 class numbers, or float32 scores."""
+    """[n] int32 class numbers, [n] float32 scores, or [n, classes] float32, 1 where a row has the class."""
     rows: np.ndarray
     """[n] int64 positions among the usable rows of the source."""
     cut: np.ndarray
     """[n] bool, True where the row was truncated."""
     starts: np.ndarray | None = None
     """[n] int64: where in `ids` and `types` each row starts; None: at the offsets."""
+    weights: np.ndarray | None = None
+    """[n] float32 weights in the training loss; None: 1 each."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -61,6 +64,7 @@ class Features:
             labels=self.labels[indices],
             rows=self.rows[indices],
             cut=self.cut[indices],
+            weights=None if self.weights is None else self.weights[indices],
         )
 
     def pieces(self) -> tuple[np.ndarray, np.ndarray]:
@@ -106,6 +110,8 @@ class Splits:
         if bad := self.bad_rows():
             first = "; ".join(f"{row['where']}: {row['reason']}" for row in bad[:3])
             lines.append(f"left out: {len(bad):,} unusable rows (on_bad_row=skip), the first: {first}")
+        if none := sum({id(rows): rows.unlabelled for rows in self.sources.values()}.values()):
+            lines.append(f"left out: {none:,} rows that say they have no label")
         for name, features in (("train", self.train), ("dev", self.dev)):
             lines.append(f"{name}: {len(features):,} rows; {self._labels_line(features.labels)}")
         for name, features in (("train", self.train), ("dev", self.dev)):
@@ -118,7 +124,7 @@ class Splits:
         dev_keys = [splits.normal(*text) for text in self.texts("dev")]
         repeated = f"repeated texts: {splits.repeats(train_keys):,} in train, {splits.repeats(dev_keys):,} in dev"
         if self.labels:
-            clashes = splits.contradictions(train_keys, self.train.labels.tolist())
+            clashes = splits.contradictions(train_keys, [str(label) for label in self.train.labels.tolist()])
             repeated += f"; train rows whose text also has another label: {clashes:,}"
         known = set(train_keys)
         shared = sum(key in known for key in dev_keys)
@@ -129,11 +135,15 @@ class Splits:
         if not self.labels:
             mean, spread = labels.mean(dtype=np.float64), labels.std(dtype=np.float64)
             return f"label mean {mean:.3f}, standard deviation {spread:.3f}, {labels.min():g} to {labels.max():g}"
-        counts = np.bincount(labels, minlength=len(self.labels))
+        many = labels.ndim > 1
+        counts = labels.sum(axis=0).astype(int) if many else np.bincount(labels, minlength=len(self.labels))
         shown = [f"{name} {count:,}" for name, count in zip(self.labels, counts, strict=True)]
         if len(shown) > 10:
             shown = [*shown[:9], f"and {len(shown) - 9} more labels"]
-        return f"{', '.join(shown)}; majority {self.labels[counts.argmax()]} {100 * counts.max() / len(labels):.1f} %"
+        if many:
+            return f"{', '.join(shown)}; {labels.sum() / len(labels):.2f} labels a row"
+        most = f"{self.labels[counts.argmax()]} {100 * counts.max() / len(labels):.1f} %"
+        return f"{', '.join(shown)}; most frequent {most}"
 
 
 def load_splits(options: DataOptions, tokenizer: Any, *, positions: int, labels: Sequence[str] | None = None) -> Splits:
@@ -150,8 +160,9 @@ def load_splits(options: DataOptions, tokenizer: Any, *, positions: int, labels:
     """
     task = _check(options, tokenizer, positions, labels)
     train_file = read_rows(options.train, options, task, split=options.train_split, role="train")
-    dev_path = options.dev or (options.train if options.dev_split else "")
-    dev_file = read_rows(dev_path, options, task, split=options.dev_split, role="dev") if dev_path else train_file
+    dev_split = options.dev_split or (task.dev_split if not options.dev and has_splits(options.train) else "")
+    dev_path = options.dev or (options.train if dev_split else "")
+    dev_file = read_rows(dev_path, options, task, split=dev_split, role="dev") if dev_path else train_file
     names = () if task.numeric_label else label_names(train_file, options, labels)
     # Labels of both files are checked before the long work on either.
     train_file = known_labels(train_file, names, options)
@@ -162,7 +173,7 @@ def load_splits(options: DataOptions, tokenizer: Any, *, positions: int, labels:
     seed = options.split_seed
     if dev_path:
         rest = np.arange(len(train_all))
-        dev_name = shown(dev_path) + f" ({options.dev_split})" * bool(options.dev_split)
+        dev_name = shown(dev_path) + f" ({dev_split})" * bool(dev_split)
         dev_rows = splits.sample(np.arange(len(dev_all)), options.dev_rows, seed, f"--data.dev_rows: {dev_name}")
         dev_note = f"of {len(dev_all):,} rows of {dev_name}, word pieces {dev_note}"
     else:
@@ -172,8 +183,9 @@ def load_splits(options: DataOptions, tokenizer: Any, *, positions: int, labels:
         dev_note = f"rows held out of the same file (split_seed {seed}{asked * (len(dev_rows) != options.dev_rows)})"
     train_name = shown(options.train) + f" ({options.train_split})" * bool(options.train_split)
     train_rows = splits.sample(rest, options.train_rows, seed, f"--data.train_rows: {train_name}")
+    train = train_all.take(train_rows)
     return Splits(
-        train=train_all.take(train_rows),
+        train=dataclasses.replace(train, weights=class_weights(train.labels, names, options)),
         dev=dev_all.take(dev_rows),
         labels=names,
         task=task,
@@ -190,7 +202,7 @@ def _features(rows: Rows, names: tuple[str, ...], options: DataOptions, tokenize
     """All rows of a source as features, and a phrase that says where the word pieces come from."""
     recipe = tokens.Recipe(
         fingerprint=rows.source.fingerprint,
-        reading=(*rows.source.reading, options.text, options.text_pair, *_left_out(rows)),
+        reading=(*rows.source.reading, rows.fields.text, rows.fields.text_pair, *_left_out(rows)),
         max_length=options.max_length,
         too_long=options.too_long,
     )
@@ -201,6 +213,7 @@ def _features(rows: Rows, names: tuple[str, ...], options: DataOptions, tokenize
 def _left_out(rows: Rows) -> tuple[str, ...]:
     """What tells the usable rows of a source apart from all its rows."""
     places = [f"{row.part}:{row.place}" for row in rows.bad]
+    places += ["unlabelled"] if rows.unlabelled else []
     return ("without", hashlib.sha256(" ".join(places).encode()).hexdigest()) if places else ()
 
 
@@ -216,8 +229,9 @@ def _check(options: DataOptions, tokenizer: Any, positions: int, labels: Sequenc
         )
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise InputError(f"{type(tokenizer).__name__} is not a fast tokenizer, expected one with a tokenizer.json")
-    special = tokenizer.num_special_tokens_to_add(pair=bool(options.text_pair))
-    least = special + 1 + bool(options.text_pair)
+    pair = bool(options.text_pair or (not options.text and task.layouts[0].text_pair))
+    special = tokenizer.num_special_tokens_to_add(pair=pair)
+    least = special + 1 + pair
     if options.max_length < least:
         raise InputError(
             f"--data.max_length={options.max_length}: expected at least {least}, {special} special tokens and a word "
@@ -232,8 +246,9 @@ def _check(options: DataOptions, tokenizer: Any, positions: int, labels: Sequenc
     if labels is not None and task.numeric_label != (len(labels) == 0):
         model = "predicts a number" if len(labels) == 0 else f"has the labels {listed(labels)}"
         raise InputError(f"--data.task={task.name}: the model {model}, expected a model or a task that fits")
-    if options.labels and task.numeric_label:
-        raise InputError(f"--data.labels is for classification, got {listed(options.labels)} with a regression task")
+    if options.labels and (task.numeric_label or task.labels):
+        reason = "predicts a number" if task.numeric_label else f"has the classes {listed(task.labels)}"
+        raise InputError(f"--data.labels: got {listed(options.labels)}, but the task {task.name} {reason}")
     return task
 
 

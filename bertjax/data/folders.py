@@ -12,7 +12,7 @@ from typing import Any
 from bertjax.errors import InputError
 
 ALIASES = ({"train", "training"}, {"validation", "valid", "val", "dev"}, {"test", "testing", "eval"})
-"""Names of splits that mean the same."""
+"""Names of splits that mean the same, also as the first word of a longer name (dev_matched, validation_matched)."""
 
 _SHARD = re.compile(r"(?P<split>.+?)-\d{5}-of-\d{5}(-[0-9a-f]+)?")
 
@@ -35,7 +35,10 @@ def split_files(folder: Path, path: str, endings: Iterable[str]) -> dict[str, li
         and file.is_file()
         and not any(part.startswith(".") for part in file.relative_to(folder).parts)
     )
-    files = [file for file in files if file.suffix.lower() == ".parquet"] or files
+    parquet = [file for file in files if file.suffix.lower() == ".parquet"]
+    # What stands beside the rows of a data set, as its licence, has these endings too.
+    rows = [file for file in files if file.suffix.lower() not in (".txt", ".json")]
+    files = parquet or rows or files
     if not files:
         saved = any(folder.rglob("*.arrow"))
         hint = "; it was written by save_to_disk: write it by to_parquet" if saved else ""
@@ -73,14 +76,19 @@ def choose(splits: Iterable[str], wanted: str, preferred: str, path: str, option
     """
     splits = tuple(splits)
     name = wanted or preferred
-    same = next((group for group in ALIASES if name in group), {name})
-    found = [name] if name in splits else [split for split in splits if split in same]
+    found = [name] if name in splits else [split for split in splits if name and _common(split) == _common(name)]
     if len(found) == 1:
         return found[0]
     if not wanted and len(splits) == 1:
         return splits[0]
     asked = f"no split {name!r}" if name else "several splits"
     raise InputError(f"{path}: has {asked}, expected {option} to name one of: {', '.join(splits)}")
+
+
+def _common(split: str) -> str:
+    """A split's name with its first word in the form that all its aliases share."""
+    first, mark, rest = split.partition("_")
+    return next((min(group) for group in ALIASES if first in group), first) + mark + rest
 
 
 def _by_name(folder: Path, path: str, stems: dict[Path, str]) -> dict[str, list[Path]]:

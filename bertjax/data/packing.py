@@ -96,12 +96,12 @@ def collate(
     cls[row, slot] = start
     per_example = {
         "labels": (taken.labels, 0),
-        "weights": (np.ones(len(indices), np.float32), 0),
+        "weights": (np.ones(len(indices), np.float32) if taken.weights is None else taken.weights, 0),
         "index": (np.asarray(indices, np.int32), -1),
     }
     flat = {}
     for name, (values, fill) in per_example.items():
-        flat[name] = np.full(rows * per_row, fill, values.dtype)
+        flat[name] = np.full((rows * per_row, *values.shape[1:]), fill, values.dtype)
         flat[name][row * per_row + slot] = values
     return {
         "input_ids": laid(ids, pad_id),

@@ -2,17 +2,16 @@
 
 import bisect
 import dataclasses
+import functools
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from bertjax.config import DataOptions
-from bertjax.data.cells import UNLABELLED, as_number, as_text, did_you_mean, listed, named
+from bertjax.data.cells import as_number, as_text, class_name, did_you_mean, listed, named, several
 from bertjax.data.records import Reading
 from bertjax.data.sources import Role, Source, open_source, shown
-from bertjax.data.tasks import Task
+from bertjax.data.tasks import Fields, Task, find_layout, given_fields
 from bertjax.errors import InputError
 
 Text = tuple[str, str | None]
@@ -44,8 +43,8 @@ class Row(NamedTuple):
     """The line on which it starts, or its row number in Parquet and TFDS."""
     text: Text
     """The text and its second text, without surrounding white space."""
-    label: str | float | None
-    """Class name or finite number; None where labels are not read."""
+    label: str | float | tuple[str, ...] | None
+    """Class name, finite number, or several class names; None where labels are not read."""
 
 
 class RowReader:
@@ -54,7 +53,9 @@ class RowReader:
     Attributes:
       source: where the rows come from.
       labelled: whether labels are read.
+      fields: the columns that are read.
       bad: the rows that the last iteration left out (only with on_bad_row=skip).
+      unlabelled: how many rows the last iteration left out because they say that they have no label.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class RowReader:
         split: str = "",
         role: Role = "data",
         labelled: bool | None = True,
+        empty_texts: bool = False,
     ) -> None:
         """Opens the source; its columns are known and checked, its rows are not read.
 
@@ -75,26 +77,47 @@ class RowReader:
           task: decides whether labels are numbers.
           split: of a folder or tfds:// address; empty: the one that fits the role, or the only one.
           role: what the rows are for.
+          empty_texts: whether texts without words are usable.
           labelled: True: every row needs a label. False: labels are not read. None: they are if there is the column.
 
         Raises:
           InputError: no such source, or no such column.
         """
         reading = Reading(options.columns, options.encoding, options.encoding_errors)
-        self.source = open_source(path, reading, split=split, role=role, data_dir=options.data_dir)
-        self.labelled = options.label in self.source.columns if labelled is None else labelled
+        opened = functools.partial(open_source, path, split=split, role=role, data_dir=options.data_dir)
+        headers = [] if reading.columns else [layout.header for layout in task.layouts if layout.header]
+        try:
+            self.source = opened(reading)
+        except InputError:
+            if not headers:
+                raise
+            # Its first line is no header line: cells that are empty or occur twice.
+            self.source = opened(dataclasses.replace(reading, columns=headers[0]))
+        given = given_fields(task, options.text, options.text_pair, options.label)
+        if given is None:
+            layout = find_layout(task, self.source.columns, bool(labelled), self.source.path, options.label)
+            if layout.header:
+                self.source = opened(dataclasses.replace(reading, columns=layout.header))
+            given = Fields(layout.text, options.text_pair or layout.text_pair, layout.label)
+        self.fields = given
+        self.labelled = given.label in self.source.columns if labelled is None else labelled
         self.bad: list[BadRow] = []
-        self._skip = options.on_bad_row == "skip"
-        self._text, self._pair, self._label = options.text, options.text_pair, options.label
-        for option in ("text", *(["text_pair"] if options.text_pair else []), *(["label"] if self.labelled else [])):
-            self._check_column(option, getattr(options, option))
-        names = () if task.numeric_label else self.source.class_names.get(options.label, ())
-        self._as_label = as_number if task.numeric_label else named(names) if names else as_text
+        self.unlabelled = 0
+        self._skip, self._no_label = options.on_bad_row == "skip", task.unlabelled
+        self._text, self._pair, self._label = given.text, given.text_pair, given.label
+        self._check_column("text", given.text)
+        if given.text_pair:
+            self._check_column("text_pair", given.text_pair)
+        if self.labelled:
+            self._check_column("label", given.label)
+        self._as_label = self._label_reader(task, options.label_separator)
+        self._as_text = _text_or_empty if empty_texts else as_text
 
     def __iter__(self) -> Iterator[Row]:
         """Raises InputError at the first unusable row, or leaves it out and lists it, as the options say."""
         self.bad.clear()
-        return self.rows(self.bad.append if self._skip else _refuse)
+        self.unlabelled = 0
+        return self.rows(self.bad.append if self._skip else refuse)
 
     def rows(self, on_bad: Callable[[BadRow], None]) -> Iterator[Row]:
         """Usable rows; `on_bad` is told of each other row."""
@@ -107,12 +130,15 @@ class RowReader:
                 if values is None:
                     raise ValueError(problem)
                 column = self._text
-                first, second, value = as_text(values[0]), None, None
+                first, second, value = self._as_text(values[0]), None, None
                 if pair is not None:
                     column = self._pair
-                    second = as_text(values[pair])
+                    second = self._as_text(values[pair])
                 if label is not None:
                     column = self._label
+                    if self._no_label and str(values[label]).strip() in self._no_label:
+                        self.unlabelled += 1
+                        continue
                     value = as_label(values[label])
             except ValueError as error:
                 reason = f"column {column!r} {error}" if column else str(error)
@@ -120,10 +146,28 @@ class RowReader:
             else:
                 yield Row(part, place, (first, second), value)
 
+    def _label_reader(self, task: Task, separator: str) -> Callable[[Any], Any]:
+        if task.numeric_label:
+            return as_number
+        declared = self.source.class_names.get(self._label, ())
+        if not task.labels:
+            one = named(declared) if declared else as_text
+            return several(one, separator) if task.several_labels else one
+        if unknown := [name for name in declared if name not in task.labels]:
+            raise InputError(
+                f"{self.source.path}: column {self._label!r} has the class {unknown[0]!r}, expected those of the task "
+                f"{task.name}: {listed(task.labels)}"
+            )
+        return class_name(task.labels, declared or task.labels)
+
+    def refuse(self, part: int, place: int, reason: str) -> None:
+        """A row that came out of the last iteration cannot be used after all: an error, or left out and listed."""
+        (self.bad.append if self._skip else refuse)(BadRow(part, place, self.source.where(part, place), reason))
+
     def _check_column(self, option: str, column: str) -> None:
         for part in self.source.parts:
             if column not in part.columns:
-                table = part.reading[0] in (".csv", ".tsv")
+                table = part.reading[0] in (".csv", ".tsv", ".txt")
                 headless = ". A file without a header line needs --data.columns" if table else ""
                 raise InputError(
                     f"{part.path}: no column {column!r} (--data.{option}), expected one of {listed(part.columns)}"
@@ -137,12 +181,14 @@ class Rows:
 
     path: str
     """The source as the user gave it."""
+    fields: Fields
+    """The columns that were read."""
     source: Source
     """Where the rows come from."""
     texts: list[Text]
     """Texts without surrounding white space."""
-    labels: list[str] | list[float]
-    """Class names, or finite numbers; empty where labels are not read."""
+    labels: list[str] | list[float] | list[tuple[str, ...]]
+    """Class names, finite numbers, or several class names each; empty where labels are not read."""
     places: Sequence[int]
     """Line or row number of each row in its part."""
     starts: list[int]
@@ -151,6 +197,8 @@ class Rows:
     """Names of the classes that the data set declares, in their order; empty where it declares none."""
     bad: tuple[BadRow, ...] = ()
     """Rows that were left out."""
+    unlabelled: int = 0
+    """Rows that were left out because they say that they have no label."""
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -200,87 +248,31 @@ def read_rows(
         if reader.labelled:
             labels.append(same.setdefault(row.label, row.label))
     if bad and not skip:
-        _refuse(bad[0], more)
+        refuse(bad[0], more)
     if not texts:
         raise InputError(
             f"{shown(path)}: none of its {len(bad):,} rows can be used, for example {bad[0].where}: {bad[0].reason}"
         )
     starts += [len(texts)] * (len(reader.source.parts) - len(starts))
-    names = () if task.numeric_label else reader.source.class_names.get(options.label, ())
-    return Rows(shown(path), reader.source, texts, labels, places, starts, names, tuple(bad))
-
-
-def label_names(rows: Rows, options: DataOptions, stored: Sequence[str] | None) -> tuple[str, ...]:
-    """The names of the classes: those stored with a model, else the options', else the data set's, else all, sorted.
-
-    Raises:
-      InputError: the options contradict the model, or there are fewer than two classes.
-    """
-    found = tuple(sorted(set(rows.labels)))
-    if stored is not None:
-        if options.labels and tuple(options.labels) != tuple(stored):
-            raise InputError(
-                f"--data.labels: got {listed(options.labels)}, expected the labels of the model in its order: "
-                f"{listed(stored)}"
-            )
-        return tuple(stored)
-    if len(found) < 2:
-        raise InputError(
-            f"{rows.path}: all {len(rows.labels):,} rows have the label {found[0]!r}, expected at least two labels"
-        )
-    if len(set(options.labels)) < len(options.labels) or len(options.labels) == 1:
-        raise InputError(f"--data.labels: got {listed(options.labels)}, expected at least two different names")
-    return tuple(options.labels) or rows.class_names or found
-
-
-def known_labels(rows: Rows, names: tuple[str, ...], options: DataOptions) -> Rows:
-    """The rows whose labels are among the names; all where there are no names.
-
-    Raises:
-      InputError: a row has another label, and on_bad_row is not skip; or no row is left; or all scores are -1.
-    """
-    if not names:
-        if len(rows) > 1 and set(rows.labels) == {-1.0}:
-            raise InputError(
-                f"{rows.path}: column {options.label!r} is -1 in all {len(rows):,} rows: {UNLABELLED}, expected scores"
-            )
-        return rows
-    unknown = set(rows.labels).difference(names)
-    if not unknown:
-        return rows
-    kept = [i for i, label in enumerate(rows.labels) if label not in unknown]
-    bad = [
-        BadRow(
-            rows.part(i),
-            rows.places[i],
-            rows.where(i),
-            f"label {label!r}, expected one of {listed(names)}{did_you_mean(label, names)}",
-        )
-        for i, label in enumerate(rows.labels)
-        if label in unknown
-    ]
-    if options.on_bad_row != "skip":
-        _refuse(bad[0], len(bad) - 1)
-    if not kept:
-        raise InputError(f"{rows.path}: no row has a known label, for example {bad[0].where}: {bad[0].reason}")
-    return dataclasses.replace(
-        rows,
-        texts=[rows.texts[i] for i in kept],
-        labels=[rows.labels[i] for i in kept],
-        places=array("q", (rows.places[i] for i in kept)),
-        starts=[bisect.bisect_left(kept, start) for start in rows.starts],
-        bad=tuple(sorted((*rows.bad, *bad))),
+    names = () if task.numeric_label else task.labels or reader.source.class_names.get(reader.fields.label, ())
+    return Rows(
+        shown(path),
+        reader.fields,
+        reader.source,
+        texts,
+        labels,
+        places,
+        starts,
+        names,
+        tuple(bad),
+        reader.unlabelled,
     )
 
 
-def label_array(rows: Rows, names: tuple[str, ...]) -> np.ndarray:
-    """Labels as [n] int32 class numbers (all must be among the names), or as float32 scores where there are none."""
-    if not names:
-        return np.array(rows.labels, np.float32)
-    number = {name: i for i, name in enumerate(names)}
-    return np.array([number[label] for label in rows.labels], np.int32)
+def _text_or_empty(value: Any) -> str:
+    return "" if value is None or not str(value).strip() else as_text(value)
 
 
-def _refuse(row: BadRow, more: int = 0) -> None:
+def refuse(row: BadRow, more: int = 0) -> None:
     others = f" ({more:,} more such row{'s' * (more > 1)})" if more else ""
     raise InputError(f"{row.where}: {row.reason}{others}; --data.on_bad_row=skip leaves such rows out")

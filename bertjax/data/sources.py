@@ -13,13 +13,14 @@ from typing import Literal
 from bertjax import paths
 from bertjax.config import nearest
 from bertjax.data import folders
+from bertjax.data.json_file import JsonPart
 from bertjax.data.parquet import ParquetPart
 from bertjax.data.records import Part, Reading, Record
 from bertjax.data.text_files import COMPRESSIONS, FORMATS, TextPart
 from bertjax.errors import InputError
 
 TFDS = "tfds://"
-ENDINGS = (*FORMATS, ".parquet")
+ENDINGS = (*FORMATS, ".json", ".parquet")
 _ALL_ENDINGS = (*ENDINGS, *(f"{text}{packed}" for text in FORMATS for packed in COMPRESSIONS))
 
 PLAIN = Reading()
@@ -126,6 +127,11 @@ def open_source(
     return Source(shown(path), parts)
 
 
+def has_splits(path: str | Sequence[str]) -> bool:
+    """Whether a path names a data set with splits: a folder or a tfds:// address."""
+    return isinstance(path, str) and (path.startswith(TFDS) or paths.resolve(path).is_dir())
+
+
 def shown(path: str | Sequence[str]) -> str:
     """A path, or several, as one text for messages."""
     return path if isinstance(path, str) else " ".join(path)
@@ -177,6 +183,8 @@ def _part(file: Path, path: str, reading: Reading, class_names: dict[str, tuple[
         raise InputError(f"{path}: does not exist{nearest(file.name, siblings[:20]) if siblings else ''}")
     if name.endswith(".parquet"):
         return ParquetPart(file, path, class_names)
+    if name.endswith(".json"):
+        return JsonPart(file, path)
     part = TextPart(file, path, reading)
     part.class_names = {column: names for column, names in class_names.items() if column in part.columns}
     return part

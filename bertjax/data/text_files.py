@@ -1,4 +1,4 @@
-"""Rows of CSV, TSV and JSON lines files, plain or compressed, read one after the other in bounded memory.
+"""Rows of CSV, TSV (also named .txt) and JSON lines files, plain or compressed, read one by one in bounded memory.
 
 A row knows the line on which it starts. A line ends at LF, CR LF or CR and at nothing else: U+2028 and U+0085 are
 ordinary characters of a text. A malformed row does not end the reading: it comes out with what is wrong with it.
@@ -154,6 +154,9 @@ class TextPart:
         first = list(itertools.islice(parsed, 1000))
         if not first:
             raise InputError(f"{self.path}: is empty, expected rows")
+        if all(problem for _, _, problem in first):
+            line, _, problem = first[0]
+            raise InputError(f"{self.path}:{line}: {problem} (nor is any of the first {len(first):,} rows usable)")
         return tuple(dict.fromkeys(key for _, row, problem in first if not problem for key in row))
 
 
@@ -266,6 +269,7 @@ def _jsonl_rows(lines: Iterator[Line]) -> Iterator[tuple[int, Any, str, str]]:
 FORMATS: dict[str, Callable[[Iterator[Line]], Iterator[tuple[int, Any, str, str]]]] = {
     ".csv": _csv_rows,
     ".tsv": _tsv_rows,
+    ".txt": _tsv_rows,
     ".jsonl": _jsonl_rows,
 }
 """File ending -> function that makes of lines: first line, fields, what is wrong, and the text that was read."""

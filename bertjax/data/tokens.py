@@ -134,12 +134,17 @@ def _encode(texts: Sequence[Text], tokenizer: Any, **limit: Any) -> list[tuple[n
     ]
 
 
-def _key(tokenizer: Any, recipe: Recipe) -> str:
+def tokenizer_state(tokenizer: Any) -> Any:
+    """All that decides how a fast tokenizer cuts texts, as JSON values."""
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     # These two are left over from the last call, and every call here sets them anew.
     backend.pop("truncation", None)
     backend.pop("padding", None)
-    parts = [FORMAT_VERSION, backend, tokenizer.truncation_side, dataclasses.asdict(recipe)]
+    return [backend, tokenizer.truncation_side]
+
+
+def _key(tokenizer: Any, recipe: Recipe) -> str:
+    parts = [FORMAT_VERSION, *tokenizer_state(tokenizer), dataclasses.asdict(recipe)]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -14,15 +15,16 @@ import tyro
 import xarray as xr
 
 from bertjax import stopping
+from bertjax.config import check_ranges
 from bertjax.errors import InputError
 from bertjax.landscape import evaluate, rollback, trajectory
 from bertjax.landscape import plane as planes
 from bertjax.landscape.blocks import GridStore, Prepared
-from bertjax.landscape.directions import Ends, direction, load_ends, other_digest, scale_of
+from bertjax.landscape.directions import Ends, direction, leads_to, load_ends, other_digest, scale_of
 from bertjax.landscape.examples import EvaluationSet, evaluation_set, model_loss, only_words
 from bertjax.landscape.folders import Elsewhere, FolderSubject
 from bertjax.landscape.options import Common, Compare, Curve, Draw, Grid, Report, Rollback, Second, Surface, Trajectory
-from bertjax.landscape.store import check_identity, read_netcdf, to_dataset, write_netcdf
+from bertjax.landscape.store import START, check_identity, read_netcdf, to_dataset, write_netcdf
 from bertjax.landscape.subject import RunSubject, Subject
 from bertjax.landscape.surface import grid_points, line
 from bertjax.locks import exclusive
@@ -35,6 +37,18 @@ from bertjax.tree import flatten
 
 __all__ = ["Compare", "Curve", "Draw", "Rollback", "Surface", "Trajectory", "compute", "main"]
 
+# Option -> smallest and largest value (None: any finite number).
+RANGES: dict[str, tuple[float, float | None]] = {
+    "train_examples": (0, None),
+    "dev_examples": (0, None),
+    "batch_size": (1, None),
+    "seed": (0, 2**32 - 1),
+    "points": (1, None),
+    "beta_points": (1, None),
+    "points_per_step": (1, None),
+    "block": (1, None),
+    "groups": (1, None),
+}
 # Options that do not decide the values of a result, or stand in its identity under another name.
 _NOT_IDENTITY = ("run", "name", "points_per_step", "block", "dry_run", "checkpoints")
 
@@ -63,12 +77,12 @@ def main(argv: Sequence[str]) -> None:
         use_underscores=True,
     )
     if isinstance(command, Draw):
-        figures = draw.draw_run(Path(command.run))
+        figures = draw.draw_run(Path(command.run).expanduser())
     elif isinstance(command, Compare):
-        runs = draw.distinct_names([Path(run) for run in command.run])
-        figures = draw.compare(runs, command.name, Path(command.out) / command.name)
+        runs = draw.distinct_names([Path(run).expanduser() for run in command.run])
+        figures = draw.compare(runs, command.name, Path(command.out).expanduser() / command.name)
     elif isinstance(command, Report):
-        say(f"page    {write_page(Path(command.run))}")
+        say(f"page    {write_page(Path(command.run).expanduser())}")
         return
     else:
         path = compute(command)
@@ -87,6 +101,9 @@ def compute(command: Curve | Surface | Rollback | Trajectory) -> Path:
         working on it.
       Interrupted: a signal came; finished blocks are kept, and the same command continues.
     """
+    check_ranges("", command, {name: limits for name, limits in RANGES.items() if hasattr(command, name)})
+    if command.name and not re.fullmatch(r"[^./\\\s][^/\\]*", command.name):
+        raise InputError(f"--name={command.name!r}: expected a name without / and \\ that does not begin with a dot")
     subject = open_subject(command)
     kind = type(command).__name__.lower()
     path = subject.folder / "landscape" / f"{command.name or kind}.nc"
@@ -99,14 +116,15 @@ def compute(command: Curve | Surface | Rollback | Trajectory) -> Path:
         return path
     if command.dry_run:
         work, lines = _work(command, subject, kind, identity, path)
+        begin = time.perf_counter()
         prepared = work.prepare(None)
-        seconds = prepared.seconds()
+        compiling, seconds = time.perf_counter() - begin, prepared.seconds()
         each = _duration(seconds / prepared.count)
         say(
             *lines,
             _memory(prepared),
-            f"time    about {_duration(seconds)}, {each} a {work.unit}",
-            "dry run: nothing was written",
+            f"time    about {_duration(seconds + compiling)}: {each} a {work.unit}, {_duration(compiling)} compiling",
+            "dry run: nothing was written but the token cache",
         )
         return path
     if lock.exists():
@@ -211,22 +229,26 @@ def _directions(
     command: Grid | Trajectory, ends: Ends, attributes: dict[str, Any], identity: dict[str, Any]
 ) -> list[Any]:
     """The directions of a curve, surface or trajectory; what is known of them goes into the attributes."""
-    first, words = direction(command.x, ends)
+    first, words = direction(command.x, ends, "x")
     length = planes.norm(first)
-    attributes |= {"direction_x": words, "norm_x": length}
+    marks = {START: (0.0, 0.0)} | {name: (1.0, 0.0) for name in [leads_to(command.x)] if name}
+    attributes |= {"direction_x": words, "norm_x": length, "marks": json.dumps(marks)}
     if not isinstance(command, Second):
         return [first]
-    second, words = direction(command.y, ends)
+    second, words = direction(command.y, ends, "y")
+    cosine = planes.check_independent(first, second)
     own, scale = planes.norm(second), identity["y_scale"]
     if scale == "first":
         second = planes.rescale(second, length)
+    marks |= {name: (0.0, own / length if scale == "first" else 1.0) for name in [leads_to(command.y)] if name}
     same = ("x", "y", "y_scale", "head", "seed", "parameters", "x_end", "y_end")
     attributes |= {
         "direction_y": words,
         "norm_y": length if scale == "first" else own,
         "norm_y_before_rescaling": own,
         "y_scale": scale,
-        "cosine": planes.cosine(first, second),
+        "cosine": cosine,
+        "marks": json.dumps(marks),
         "plane": json.dumps({key: identity[key] for key in same if key in identity}, sort_keys=True),
     }
     return [first, second]

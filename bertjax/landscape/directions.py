@@ -18,6 +18,7 @@ from bertjax.config import nearest
 from bertjax.errors import InputError
 from bertjax.landscape import plane
 from bertjax.landscape.model_folders import open_other
+from bertjax.landscape.store import END, OTHER_END
 from bertjax.landscape.subject import Subject
 from bertjax.model.heads import HEAD_GROUPS
 from bertjax.tree import flatten, unflatten
@@ -137,11 +138,11 @@ def random_direction(
     return unflatten(direction)
 
 
-def _between(ends: Ends, argument: str) -> tuple[Tree, str]:
+def _between(ends: Ends, argument: str, axis: str) -> tuple[Tree, str]:
     return ends.mask(difference(ends.end, ends.start)), "from start to end of training"
 
 
-def _task(ends: Ends, argument: str) -> tuple[Tree, str]:
+def _task(ends: Ends, argument: str, axis: str) -> tuple[Tree, str]:
     other, subject = open_other(_other_path(argument, ends.subject)), ends.subject
     first, last = other.load()
     start, end = None if first is None else flatten(first), flatten(last)
@@ -171,11 +172,12 @@ def _other_path(argument: str, subject: Subject) -> str:
     return path
 
 
-def _random(ends: Ends, argument: str) -> tuple[Tree, str]:
+def _random(ends: Ends, argument: str, axis: str) -> tuple[Tree, str]:
     normalization = argument or "filter"
     if normalization not in ("filter", "layer", "none"):
         raise InputError(f"direction random:{argument}: expected random:filter, random:layer or random:none")
     key = jax.random.key(ends.seed)
+    key = key if axis == "y" else jax.random.fold_in(key, 1)  # two axes have two directions
     direction = random_direction(key, ends.end, normalization=normalization)  # type: ignore[arg-type]
     return ends.mask(direction), f"random, normalization {normalization}, seed {ends.seed}"
 
@@ -184,31 +186,38 @@ def _random(ends: Ends, argument: str) -> tuple[Tree, str]:
 class Direction:
     """How a direction is made, and whether its length means something."""
 
-    make: Callable[[Ends, str], tuple[Tree, str]]
-    """(ends, argument) -> the direction, and what it is in words."""
+    make: Callable[[Ends, str, str], tuple[Tree, str]]
+    """(ends, argument, "x" or "y") -> the direction, and what it is in words."""
     own_scale: Callable[[str], bool]
     """Argument -> whether it has a scale of its own; if not, it is rescaled to the length of the first direction."""
+    leads_to: str = ""
+    """Name of the model at its tip; empty: none."""
 
 
 DIRECTIONS: dict[str, Direction] = {
-    "between": Direction(_between, lambda argument: True),
-    "task": Direction(_task, lambda argument: False),  # Hao et al. rescale it to ‖δ₁‖
+    "between": Direction(_between, lambda argument: True, END),
+    "task": Direction(_task, lambda argument: False, OTHER_END),  # Hao et al. rescale it to ‖δ₁‖
     # The scale of the filters or layers it is normalized to.
     "random": Direction(_random, lambda argument: argument != "none"),
 }
 
 
-def direction(spec: str, ends: Ends) -> tuple[Tree, str]:
-    """The direction `NAME[:ARGUMENT]` and what it is in words.
+def direction(spec: str, ends: Ends, axis: Literal["x", "y"]) -> tuple[Tree, str]:
+    """The direction `NAME[:ARGUMENT]` of an axis and what it is in words; a random one is another on each axis.
 
     Raises:
       InputError: an unknown name, or a direction that is zero.
     """
     entry, argument = _parse(spec)
-    tree, words = entry.make(ends, argument)
+    tree, words = entry.make(ends, argument, axis)
     if not plane.norm(tree) > 0:
         raise InputError(f"direction {spec} of {ends.subject.name} is zero: start and end are the same")
     return tree, words
+
+
+def leads_to(spec: str) -> str:
+    """Name of the model at the tip of a direction as it was made; empty: none."""
+    return _parse(spec)[0].leads_to
 
 
 def scale_of(spec: str, choice: Literal["auto", "own", "first"]) -> Literal["own", "first"]:

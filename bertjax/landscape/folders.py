@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import hashlib
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -17,8 +16,9 @@ from bertjax.baselines import majority_baseline
 from bertjax.config import DataOptions
 from bertjax.data.batches import bucket_lengths
 from bertjax.data.features import Features, load_splits
+from bertjax.data.records import Reading
 from bertjax.data.sources import open_source
-from bertjax.errors import InputError
+from bertjax.errors import InputError, option_names
 from bertjax.landscape.model_folders import ModelFolder, checkpoints, end_folder
 from bertjax.landscape.subject import Snapshot
 from bertjax.model.config import read_config
@@ -29,6 +29,7 @@ from bertjax.tree import unflatten
 Tree = Any
 
 MAX_LENGTH = 128
+READING = ("text", "text_pair", "label", "labels", "max_length", "columns", "encoding", "encoding_errors", "on_bad_row")
 TOKENIZER = ("tokenizer.json", "vocab.txt")
 
 
@@ -59,8 +60,14 @@ class Elsewhere:
     """Folder with the tokenizer's files; unset: that of the end, or of the start, whichever has them."""
     max_length: int | None = None
     """Longest sequence in word pieces; unset: 128, or what the model can take."""
+    columns: tuple[str, ...] = ()
+    """Column names of a file without a header line."""
+    encoding: str = "utf-8"
+    """Text encoding of the file."""
     encoding_errors: Literal["strict", "replace"] = "strict"
     """strict: undecodable bytes are an error that names the line. replace: they become U+FFFD."""
+    on_bad_row: Literal["error", "skip"] = "error"
+    """error: a row that cannot be used ends with its file and line. skip: it is left out and counted."""
     out: str = ""
     """Folder of the results."""
 
@@ -98,12 +105,13 @@ class FolderSubject:
         """Hashes of weights and rows, and how the rows are read."""
         o = self.options
         files = {"data": o.data} | ({"dev": o.dev} if o.dev else {})
-        reading = {
-            name: getattr(o, name) for name in ("text", "text_pair", "label", "labels", "max_length", "encoding_errors")
-        }
+        reading = {name: getattr(o, name) for name in READING}
         return {
             "parameters": {"start": self._first.digest, "end": self._last.digest},
-            "data": {name: open_source(path).fingerprint for name, path in files.items()},
+            "data": {
+                name: open_source(path, Reading(o.columns, o.encoding, o.encoding_errors)).fingerprint
+                for name, path in files.items()
+            },
             "reading": reading | {"tokenizer": _digest(self._tokenizer)},
         }
 
@@ -234,7 +242,10 @@ class FolderSubject:
             text=o.text,
             text_pair=o.text_pair,
             label=o.label,
+            columns=o.columns,
+            encoding=o.encoding,
             encoding_errors=o.encoding_errors,
+            on_bad_row=o.on_bad_row,
             max_length=o.max_length or min(MAX_LENGTH, positions),
             **({} if self.cache else {"cache": ""}),
         )
@@ -247,15 +258,16 @@ class FolderSubject:
             given = ()
         elif given and len(given) != self.model.outputs:
             raise InputError(f"--labels: {len(given)} names for a model of {self.model.outputs} classes")
-        try:
+        names = {f"data.{field.name}": field.name for field in dataclasses.fields(Elsewhere)}
+        with option_names(names | {"data.train": "data"}, "training, which this command lacks"):
             found = load_splits(
                 self._data,
                 weights.load_tokenizer(self._tokenizer),
                 positions=self.model.config.max_position_embeddings,
                 labels=given,
             )
-        except InputError as error:  # the options are called otherwise here
-            raise InputError(re.sub(r"--data\.(\w)", r"--\1", str(error).replace("--data.train", "--data"))) from None
+        if bad := found.bad_rows():
+            say(f"left out: {len(bad):,} unusable rows, the first {bad[0]['where']}: {bad[0]['reason']}")
         features = {"data": found.train} | ({"dev": found.dev} if self.options.dev else {})
         if given is not None:
             return features

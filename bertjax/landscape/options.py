@@ -29,7 +29,7 @@ class Common:
     seed: int = 0
     """Seed of the rows and of random directions."""
     dry_run: bool = False
-    """Say what it would cost, from a few timed points; nothing is written."""
+    """Say what it would cost, from a few timed points; nothing is written but the token cache."""
     checkpoints: tyro.conf.OmitArgPrefixes[Elsewhere] = dataclasses.field(default_factory=Elsewhere)
 
 
@@ -42,7 +42,7 @@ class Grid(Common):
     alpha: tuple[float, float] = (-1.0, 2.0)
     """Range of α in units of the first direction; 0 and 1 are added where they lie inside."""
     points: int = 31
-    """Points along α."""
+    """Points along α, evenly spaced; 0 and 1 come on top where they are not among them."""
     points_per_step: int | None = None
     """Points evaluated together; unset: measured once and stored."""
     block: int | None = None
@@ -70,11 +70,11 @@ class Surface(Grid, Second):
     """Loss over two directions: f(α, β) = J(θ₀ + α·δ₁ + β·δ₂)."""
 
     points: int = 25
-    """Points along α."""
+    """Points along α, evenly spaced; 0 and 1 come on top where they are not among them."""
     beta: tuple[float, float] = (-1.0, 1.0)
     """Range of β in units of the second direction; 0 and 1 are added where they lie inside."""
     beta_points: int = 21
-    """Points along β."""
+    """Points along β, likewise."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

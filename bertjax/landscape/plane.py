@@ -99,6 +99,16 @@ def cosine(a: Tree, b: Tree) -> float:
     return inner(a, b) / (norm(a) * norm(b))
 
 
+def check_independent(first: Tree, second: Tree) -> float:
+    """The cosine of two directions; InputError if one is zero or they are parallel: they span no plane."""
+    if not min(norm(first), norm(second)) > 0:
+        raise InputError("a plane needs two directions that are not zero")
+    found = cosine(first, second)
+    if not 1 - abs(found) > 1e-9:
+        raise InputError(f"the two directions are parallel (cosine {found:.9f}): there is no plane")
+    return found
+
+
 def rescale(direction: Tree, length: float) -> Tree:
     """The direction with another L2 norm; InputError if it is zero."""
     size = norm(direction)

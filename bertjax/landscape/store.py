@@ -9,8 +9,10 @@ import numpy as np
 import xarray as xr
 
 from bertjax import paths
-from bertjax.errors import InputError, first_line
+from bertjax.errors import InputError, brief, first_line
 
+# Names of the points of a plane that a result may store as "marks".
+START, END, OTHER_END = "start θ₀", "end θ₁", "end θ₂"
 STATUS_MEANINGS = "0 todo, 1 done, 2 not finite"
 # Stands after the end of the HDF5 file, where its readers do not look: the hash of all bytes before.
 _SEAL = b"\nbertjax sha256 %s\n"
@@ -34,7 +36,7 @@ def write_netcdf(dataset: xr.Dataset, path: Path) -> Path:
 def read_netcdf(path: Path) -> xr.Dataset:
     """Reads a stored result into memory; InputError if it is missing or damaged."""
     if not path.is_file():
-        raise InputError(f"{path} does not exist")
+        raise InputError(f"{path} {'is no file' if path.exists() else 'does not exist'}")
     try:
         contents = path.read_bytes()
         body, seal = contents[:-_SEAL_LENGTH], contents[-_SEAL_LENGTH:]
@@ -53,7 +55,7 @@ def check_identity(path: Path, found: dict[str, Any], wanted: dict[str, Any]) ->
     found, wanted = json.loads(json.dumps(found)), json.loads(json.dumps(wanted))
     keys = [key for key in wanted | found if found.get(key) != wanted.get(key)]
     if keys:
-        shown = "; ".join(f"{key}: {_short(found.get(key))} -> {_short(wanted.get(key))}" for key in keys)
+        shown = "; ".join(f"{key}: {brief(found.get(key))} -> {brief(wanted.get(key))}" for key in keys)
         raise InputError(f"{path} holds another computation ({shown}); choose another --name, or remove it")
 
 
@@ -95,8 +97,3 @@ def _standard_error(array: np.ndarray) -> np.ndarray:
 
 def _seal(contents: bytes) -> bytes:
     return _SEAL % hashlib.sha256(contents).hexdigest().encode()
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."

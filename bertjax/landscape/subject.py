@@ -95,7 +95,7 @@ class Subject(Protocol):
 
     @property
     def majority(self) -> float:
-        """Accuracy of always answering the most frequent label; NaN for regression."""
+        """Accuracy of always answering the most frequent label; NaN where a row has not one label."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,6 +185,6 @@ class RunSubject:
     @property
     def majority(self) -> float:
         """The most frequent training label on the dev rows."""
-        if not self.run.labels:
+        if self.run.head != "classification":
             return float("nan")
         return majority_baseline(self.run.splits.train.labels, self.run.splits.dev.labels)

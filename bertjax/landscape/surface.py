@@ -5,6 +5,7 @@
 `loss_fn` is a pure function, `params` any pytree; nothing here knows BERT.
 """
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -88,8 +89,10 @@ def coordinates(name: str, values: Any) -> np.ndarray:
 
 def line(low: float, high: float, count: int) -> np.ndarray:
     """`count` evenly spaced coordinates from `low` to `high`, and 0 and 1 besides where they lie between."""
-    if count < 1 or not low <= high or (count > 1 and low == high):
-        raise InputError(f"a range from {low} to {high} with {count} points: expected low < high and at least 1 point")
+    if count < 1 or not (math.isfinite(low) and math.isfinite(high)) or low > high or (count > 1 and low == high):
+        raise InputError(
+            f"a range from {low} to {high} with {count} points: expected low < high, both finite, and at least 1 point"
+        )
     values = np.linspace(low, high, count)
     for wanted in (0.0, 1.0):
         if low <= wanted <= high:

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
-from bertjax.errors import InputError
 from bertjax.landscape import plane as planes
 from bertjax.landscape.blocks import Prepared
 from bertjax.landscape.directions import Ends, difference
@@ -50,11 +49,7 @@ class Projection:
     def __init__(self, first: Tree, second: Tree) -> None:
         self._first, self._second = first, second
         self._norms = (planes.norm(first), planes.norm(second))
-        if not min(self._norms) > 0:
-            raise InputError("a plane needs two directions that are not zero")
-        self._cosine = planes.inner(first, second) / (self._norms[0] * self._norms[1])
-        if not 1 - abs(self._cosine) > 1e-9:
-            raise InputError(f"the two directions are parallel (cosine {self._cosine:.9f}): there is no plane")
+        self._cosine = planes.check_independent(first, second)
 
     def coordinates(self, step: Tree) -> dict[str, float]:
         """The values that `COORDINATES` names, for the point ``origin + step``; None leaves of the step are zero."""

@@ -26,7 +26,7 @@ HEAD_GROUPS = ("fusion", "cls_norm", "head")
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """What a head computes from its outputs [batch, outputs] and the labels [batch]."""
+    """What a head computes from its outputs [batch, outputs] and the labels [batch] or [batch, outputs]."""
 
     loss_name: str
     """The loss, with its unit."""
@@ -35,7 +35,9 @@ class Head:
     error: Callable[[Array, Array], Array] | None
     """1 where the prediction is wrong, else 0; None where there is no such thing."""
     predict: Callable[[Array], Array]
-    """Prediction per example."""
+    """Prediction per example: class number, score, or 1 for each class that the example has."""
+    probabilities: Callable[[Array], Array] | None
+    """Probability of each class, [batch, outputs]; None where outputs are no classes."""
 
 
 def _cross_entropy(logits: Array, labels: Array) -> Array:
@@ -48,13 +50,32 @@ def _wrong(logits: Array, labels: Array) -> Array:
     return (jnp.argmax(logits, axis=-1) != labels).astype(jnp.float32)
 
 
+def _binary_cross_entropy(logits: Array, labels: Array) -> Array:
+    logits, labels = logits.astype(jnp.float32), labels.astype(jnp.float32)
+    return jnp.mean(jax.nn.softplus(logits) - labels * logits, axis=-1)
+
+
+def _any_wrong(logits: Array, labels: Array) -> Array:
+    return jnp.any((logits > 0) != (labels > 0.5), axis=-1).astype(jnp.float32)
+
+
 def _squared_error(outputs: Array, labels: Array) -> Array:
     return jnp.square(outputs[:, 0].astype(jnp.float32) - labels.astype(jnp.float32))
 
 
 HEADS: dict[str, Head] = {
-    "classification": Head("cross entropy, nats", _cross_entropy, _wrong, lambda z: jnp.argmax(z, axis=-1)),
-    "regression": Head("squared error", _squared_error, None, lambda z: z[:, 0].astype(jnp.float32)),
+    "classification": Head(
+        "cross entropy, nats", _cross_entropy, _wrong, lambda z: jnp.argmax(z, axis=-1), jax.nn.softmax
+    ),
+    "regression": Head("squared error", _squared_error, None, lambda z: z[:, 0].astype(jnp.float32), None),
+    # The mean over the classes, so that losses of different numbers of classes can be compared [choice].
+    "multilabel": Head(
+        "binary cross entropy per class, nats",
+        _binary_cross_entropy,
+        _any_wrong,
+        lambda z: (z > 0).astype(jnp.int32),
+        jax.nn.sigmoid,
+    ),
 }
 
 

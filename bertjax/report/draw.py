@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from bertjax.errors import InputError
 from bertjax.landscape.store import read_netcdf
+from bertjax.progress import say
 from bertjax.report import figures
 from bertjax.report.trajectory import trajectory_figure
 from bertjax.training.records import read_jsonl
@@ -47,7 +48,10 @@ def surface_of_plane(trajectory: xr.Dataset, folder: Path) -> xr.Dataset | None:
     """The stored surface of the plane in which the trajectory is; of several, the one with the most points."""
     found = []
     for path in sorted(folder.glob("*.nc")):
-        dataset = read_netcdf(path)
+        try:
+            dataset = read_netcdf(path)
+        except InputError:  # another result's damage is said where that is drawn
+            continue
         if dataset.attrs.get("kind") == "surface" and dataset.attrs.get("plane", "") == trajectory.attrs["plane"]:
             found.append(dataset)
     return max(found, key=lambda dataset: dataset["status"].size, default=None)
@@ -59,7 +63,15 @@ def draw_run(run: Path) -> list[Path]:
     records = read_jsonl(run / "metrics.jsonl")
     if not results and not records:
         raise InputError(f"{run} holds no results to draw (expected landscape/*.nc or metrics.jsonl)")
-    files = [file for path in results for file in draw_result(path)]
+    files, damaged = [], []
+    for path in results:
+        try:
+            files += draw_result(path)
+        except InputError as error:
+            damaged.append(str(error))
+            say(f"warning {error}")
+    if damaged and not files and not records:
+        raise InputError(damaged[0])
     return files + (learning({run.name: run}, run / "figures" / "learning") if records else [])
 
 
@@ -105,7 +117,13 @@ def distinct_names(folders: Sequence[Path]) -> dict[str, Path]:
 
 def compare(runs: dict[str, Path], name: str, target: Path) -> list[Path]:
     """Draws one result of several runs (name -> folder) on one scale."""
-    datasets = {title: read_netcdf(run / "landscape" / f"{name}.nc") for title, run in runs.items()}
+    files = {title: run / "landscape" / f"{name}.nc" for title, run in runs.items()}
+    for title, file in files.items():
+        if not file.exists():
+            kind = name if name in COMPARISONS else "curve or surface"
+            command = f"python landscape.py {kind} {runs[title]}" + f" --name {name}" * (kind != name)
+            raise InputError(f"{file} does not exist; it is made by: {command}")
+    datasets = {title: read_netcdf(file) for title, file in files.items()}
     kinds = {dataset.attrs.get("kind") for dataset in datasets.values()}
     if len(datasets) < 2 or len(kinds) != 1 or (kind := kinds.pop()) not in COMPARISONS:
         raise InputError(

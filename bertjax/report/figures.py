@@ -18,6 +18,7 @@ from matplotlib.patches import Patch
 from bertjax.errors import InputError
 from bertjax.report import style
 from bertjax.report.lines import TOP_MARKERS, draw_missing, draw_series, log_if_due, say, series_handle
+from bertjax.report.marks import END, markers, shared_marks
 from bertjax.report.style import save
 from bertjax.report.surfaces import compare_surfaces_figure, contour_figure, surface_figure
 
@@ -31,9 +32,6 @@ __all__ = [
     "surface_figure",
 ]
 
-MARKS = {"start θ₀": 0.0, "end θ₁": 1.0}
-MARK_SHAPES = (("D", 7), ("*", 13), ("p", 10), ("X", 9))
-
 
 @matplotlib.rc_context(style.STYLE)
 def curve_figure(
@@ -41,7 +39,7 @@ def curve_figure(
     *,
     quantity: str = "loss",
     absolute: bool = False,
-    marks: Mapping[str, float] = MARKS,
+    marks: Mapping[str, float] | None = None,
 ) -> Figure:
     """One or several 1D curves on one scale: loss on the left, error rate on the right if it is stored.
 
@@ -49,9 +47,11 @@ def curve_figure(
       curves: name -> stored curve with `loss` (split, alpha); a band shows ±1.96 standard errors where stored.
       quantity: "loss", or "error" for the right panel alone.
       absolute: the x axis is the distance from the start in parameter space instead of α.
-      marks: named values of α.
+      marks: named values of α; None: those that the results store.
     """
     style.same_definition(curves, "loss")
+    if marks is None:
+        marks = {name: x for name, (x, y) in shared_marks(ds.attrs for ds in curves.values()).items() if y == 0}
     if absolute and (lacking := [name for name, ds in curves.items() if "norm_x" not in ds.attrs]):
         raise InputError(f"an absolute axis needs the attribute norm_x, which is not stored in {', '.join(lacking)}")
     quantities = [quantity]
@@ -73,14 +73,15 @@ def curve_figure(
         handles.append(Patch(fc="0.5", alpha=0.35, label="±1.96 standard errors"))
     handles += [
         Line2D([], [], ls="", marker=shape, ms=size * 0.8, mfc="white", mec="black", label=style.plain(name, 24))
-        for name, (shape, size) in zip(marks, MARK_SHAPES, strict=False)
+        for name, (shape, size) in markers(marks).items()
     ]
     handles += [Line2D([], [], ls="", color="0.2", marker=TOP_MARKERS[kind], label=kind) for kind in missing]
     name = (
         next(iter(curves)) if len(curves) == 1 else " and ".join(curves) if len(curves) < 4 else f"{len(curves)} runs"
     )
     kind = "Loss" if quantity == "loss" else "Error rate"
-    title = f"{kind} on the line from start to end: {first.get('run', name) if len(curves) == 1 else name}"
+    line = "on the line from start to end" if marks.get(END) == 1 else "along one direction"
+    title = f"{kind} {line}: {first.get('run', name) if len(curves) == 1 else name}"
     return style.finish(figure, title, style.caption_of(curves), handles)
 
 
@@ -241,7 +242,7 @@ def _draw_curves(
                 )
                 bands.append(values + half)
             drawn.append(values)
-            for value, (shape, size) in zip(marks.values(), MARK_SHAPES, strict=False):
+            for value, (shape, size) in zip(marks.values(), markers(marks).values(), strict=True):
                 at = np.isclose(alpha, value, rtol=0, atol=1e-9) & np.isfinite(values)
                 axes.plot(
                     alpha[at] * unit, values[at], ls="", marker=shape, ms=size, mfc="white", mec="black", zorder=5

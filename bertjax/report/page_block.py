@@ -11,20 +11,21 @@ from typing import Any
 import numpy as np
 
 from bertjax.report import style
+from bertjax.report.marks import END, OTHER_END, START
 from bertjax.report.page_html import Html, details, el, join, plotly_text
 
 INK, GRID = "#222222", "#dddddd"
 FONT = {"family": "system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif", "size": 12, "color": INK}
 DASH = {"train": "solid", "dev": "dash"}  # any further split is dotted
 SYMBOLS = {style.NOT_FINITE: "x-thin", style.NOT_EVALUATED: "line-ns"}
-START, END = "start θ₀", "end θ₁"
-MARKS = {START: ("diamond", 11), END: ("star", 15)}
+MARKS = {START: ("diamond", 11), END: ("star", 15), OTHER_END: ("pentagon", 13)}
 CURSOR = "#d55e00"
 
 _DASHES = {"solid": None, "dash": "6 3", "dot": "2 3", "dashdot": "7 3 2 3"}
 _SHAPES = {
     "diamond": "M17 1 22 6 17 11 12 6Z",
     "star": "M17 0 18.8 4.2 23 4.5 19.8 7.3 20.9 11.6 17 9.2 13.1 11.6 14.2 7.3 11 4.5 15.2 4.2Z",
+    "pentagon": "M17 0.5 22.5 4.5 20.4 11 13.6 11 11.5 4.5Z",
     "x-thin": "M13 2 21 10M21 2 13 10",
     "line-ns": "M17 1V11",
 }

@@ -9,6 +9,7 @@ import xarray as xr
 
 from bertjax.report import page_block as blocks
 from bertjax.report import style
+from bertjax.report.marks import END, marks_of
 from bertjax.report.page_block import Block, Panel
 from bertjax.report.page_html import Html, clean, table
 
@@ -85,10 +86,11 @@ def learning_block(records: Sequence[Mapping[str, Any]], headline: str, loss_lab
 
 
 def curve_block(ds: xr.Dataset, title: str) -> Block:
-    """Loss and, where it is stored, error rate on the line from start to end."""
+    """Loss and, where it is stored, error rate along δ₁."""
     style.require(ds, "the curve", ["loss"], ("split", "alpha"))
     ds = ds.sortby("alpha")
     alpha = np.asarray(ds["alpha"].values, np.float64)
+    named = {name: x for name, (x, y) in marks_of(ds.attrs).items() if y == 0}
     splits = [str(split) for split in ds["split"].values]
     status = ds["status"].values if "status" in ds else None
     panels, tables = [], []
@@ -111,7 +113,7 @@ def curve_block(ds: xr.Dataset, title: str) -> Block:
                 if mask.any():
                     kinds[kind] = max(kinds.get(kind, 0), int(mask.sum()))
                     edge.append(blocks.missing_marks(alpha, mask, kind, row))
-            for name, at in ((blocks.START, 0.0), (blocks.END, 1.0)):
+            for name, at in named.items():
                 here = np.isclose(alpha, at, rtol=0, atol=1e-9) & np.isfinite(values)
                 if here.any():
                     marks.append(blocks.points_of(alpha[here], values[here], name))
@@ -129,7 +131,7 @@ def curve_block(ds: xr.Dataset, title: str) -> Block:
         layout = blocks.flat_layout(
             blocks.axis("α: position on the line θ(α) = θ₀ + α·δ₁"),
             y_axis,
-            shapes=[blocks.vertical(0.0), blocks.vertical(1.0)],
+            shapes=[blocks.vertical(at) for at in named.values()],
         )
         if not np.isfinite(everything).any():
             layout["annotations"] = [blocks.note("no finite value")]
@@ -144,10 +146,10 @@ def curve_block(ds: xr.Dataset, title: str) -> Block:
     ]
     if any(f"{quantity}_se" in ds for quantity in ("loss", "error")):
         legend.append(blocks.box_key("±1.96 standard errors", "rgba(0, 114, 178, 0.2)"))
-    legend += [blocks.mark_key(name, symbol) for name, (symbol, _) in blocks.MARKS.items()]
+    legend += [blocks.mark_key(name, blocks.MARKS[name][0]) for name in named]
     legend += [blocks.mark_key(kind, blocks.SYMBOLS[kind]) for kind in kinds]
     direction = str(ds.attrs.get("direction_x", "")) or "θ₁ − θ₀"
-    start = int(np.argmin(np.abs(alpha - 1.0)))
+    start = int(np.argmin(np.abs(alpha - named.get(END, 0.0))))
     return Block(
         title=title,
         views={"": panels},

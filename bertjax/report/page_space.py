@@ -7,11 +7,12 @@ import numpy as np
 from bertjax.report import page_block as blocks
 from bertjax.report import style
 from bertjax.report.grid import Grid, Scale
+from bertjax.report.marks import END, OTHER_END, START, marks_of
 from bertjax.report.page_html import plotly_text
 
 # Missing points lie on the floor. Of plotly's symbols in space only round ones are in every font.
+SYMBOLS = {START: "diamond", END: "square", OTHER_END: "circle"}
 FLOOR = {style.NOT_FINITE: ("circle", "●"), style.NOT_EVALUATED: ("circle-open", "○")}
-MARKS = {blocks.START: (0.0, 0.0), blocks.END: (1.0, 0.0)}
 
 
 def space(grid: Grid, scale: Scale | None, cells: list[list[str]], quantity: str) -> tuple[list, dict[str, Any]]:
@@ -29,10 +30,10 @@ def space(grid: Grid, scale: Scale | None, cells: list[list[str]], quantity: str
         if len(rows):
             look = {"symbol": FLOOR[kind][0], "size": 4, "color": "black"}
             data.append(_spots(grid.alpha[columns], grid.beta[rows], np.full(len(rows), floor), marker=look))
-    for name, (x, y) in MARKS.items():
+    for name, (x, y) in marks_of(grid.attrs).items():
         at = np.isclose(grid.beta, y)[:, None] & np.isclose(grid.alpha, x)[None] & finite
         z = float(height[at][0]) if at.any() else floor
-        symbol = "diamond" if name == blocks.START else "square"
+        symbol = SYMBOLS[name]
         look = {"symbol": symbol, "size": [5, 0.1], "color": "white", "line": {"color": "black", "width": 2}}
         stem = {"color": "black", "width": 3, "dash": "dot"}
         words = {"text": ["", plotly_text(name)], "textposition": "top center"}

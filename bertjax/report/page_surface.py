@@ -8,10 +8,11 @@ import xarray as xr
 from bertjax.report import page_block as blocks
 from bertjax.report import style
 from bertjax.report.grid import Grid, Scale, cell_edges, choose_scale, read_grid
+from bertjax.report.marks import marks_of
 from bertjax.report.page_block import Block, Panel
 from bertjax.report.page_figures import cell, missing_sentence, with_interval
 from bertjax.report.page_html import Html, plotly_text, table
-from bertjax.report.page_space import FLOOR, MARKS, color_positions, colors_of, heights, space
+from bertjax.report.page_space import FLOOR, color_positions, colors_of, heights, space
 
 DIMS = ("split", "beta", "alpha")
 VIEWS = (("contours", "contours"), ("space", "3D"))
@@ -61,7 +62,7 @@ def surface_block(ds: xr.Dataset, title: str) -> Block:
             tables.append(_table(grid, label))
             readings.append(_sentence(grid, split, quantity))
     alpha, beta = (np.asarray(ds[name].values, np.float64) for name in ("alpha", "beta"))
-    legend = [blocks.mark_key(name, symbol) for name, (symbol, _) in blocks.MARKS.items()]
+    legend = [blocks.mark_key(name, blocks.MARKS[name][0]) for name in marks_of(ds.attrs)]
     legend += [
         blocks.mark_key(f"{kind} (in 3D {FLOOR[kind][1]} on the floor)", blocks.SYMBOLS[kind])
         for kind, number in kinds.items()
@@ -137,7 +138,7 @@ def _contours(grid: Grid, scale: Scale | None, cells: list[list[str]], quantity:
         if len(rows):
             look = {"symbol": blocks.SYMBOLS[kind], "size": 8, "line": {"width": 1.5, "color": blocks.INK}}
             data.append(_dots(grid.alpha[columns], grid.beta[rows], look) | {"hovertext": kind})
-    for name, (x, y) in MARKS.items():
+    for name, (x, y) in marks_of(grid.attrs).items():
         data.append(blocks.points_of([x], [y], name))
     data.append(_dots([], [], {"symbol": "circle-open", "size": 17, "line": {"width": 3, "color": blocks.CURSOR}}))
     layout = blocks.flat_layout(
@@ -205,7 +206,7 @@ def _sentence(grid: Grid, split: str, quantity: str) -> str:
         return f"{split} {quantity}: no finite value."
     i, j = np.unravel_index(np.nanargmin(grid.values), grid.values.shape)
     parts = []
-    for name, (x, y) in MARKS.items():
+    for name, (x, y) in marks_of(grid.attrs).items():
         at = np.isclose(grid.alpha, x)[None] & np.isclose(grid.beta, y)[:, None] & np.isfinite(grid.values)
         if at.any():
             parts.append(f"{style.number(grid.values[at][0])} at the {name}")

@@ -5,6 +5,7 @@ import xarray as xr
 
 from bertjax.report import page_block as blocks
 from bertjax.report import style
+from bertjax.report.marks import marks_of
 from bertjax.report.page_block import Block, Panel
 from bertjax.report.page_figures import half_interval, missing_sentence, plain_cell, with_interval
 from bertjax.report.page_html import plotly_text, table
@@ -46,7 +47,7 @@ def trajectory_block(ds: xr.Dataset, title: str) -> Block:
     return Block(
         title=title,
         views={"": [plane, losses]},
-        legend=[*path_keys, *loss_keys, *(blocks.mark_key(name, symbol) for name, (symbol, _) in blocks.MARKS.items())],
+        legend=[*path_keys, *loss_keys, *(blocks.mark_key(name, blocks.MARKS[name][0]) for name in marks_of(ds.attrs))],
         reading=[
             f"The last snapshot is {style.number(last['length'])} ‖δ₁‖ from θ₀; the path leaves the plane by at most "
             f"{style.number(farthest)} ‖δ₁‖.",
@@ -90,7 +91,7 @@ def _plane(ds: xr.Dataset, unit: float) -> tuple[Panel, list]:
             }
         )
         keys.append(blocks.line_key(name, color, dash, filled=False))
-    data += [blocks.points_of([at], [0.0], name) for name, at in ((blocks.START, 0.0), (blocks.END, 1.0))]
+    data += [blocks.points_of([x], [y * scale_y], name) for name, (x, y) in marks_of(ds.attrs).items()]
     layout = blocks.flat_layout(
         blocks.axis("along δ₁, in units of ‖δ₁‖"), blocks.axis(), shapes=[blocks.horizontal(0.0, "#999999", "dot")]
     )

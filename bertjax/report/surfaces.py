@@ -17,9 +17,8 @@ from mpl_toolkits.mplot3d.art3d import Poly3DCollection
 from bertjax.errors import InputError
 from bertjax.report import style
 from bertjax.report.grid import Grid, Scale, axis_limits, cell_edges, choose_scale, read_grid
+from bertjax.report.marks import Points, markers, marks_of, shared_marks
 
-MARKS = {"start θ₀": (0.0, 0.0), "end θ₁": (1.0, 0.0)}
-MARK_SHAPES = (("D", 7), ("*", 13), ("p", 10), ("X", 9))
 HATCHES = {style.NOT_FINITE: ("xxxx", "0.85"), style.NOT_EVALUATED: ("....", "1.0")}
 PATH_COLOR = "#D55E00"
 SCALES = {"own": "its own scale", "first": "rescaled to ‖δ₁‖"}
@@ -31,7 +30,7 @@ def contour_figure(
     split: str | None = None,
     quantity: str = "loss",
     path: np.ndarray | None = None,
-    marks: Mapping[str, tuple[float, float]] = MARKS,
+    marks: Points | None = None,
 ) -> Figure:
     """Filled contours and labelled contour lines of a surface.
 
@@ -40,7 +39,7 @@ def contour_figure(
       split: default "train" for the loss and "dev" for the error rate, or the only one there is.
       quantity: "loss" or "error".
       path: a trajectory [n, 2] of (α, β) to draw on top.
-      marks: named points (α, β).
+      marks: named points (α, β); None: those that the surface stores.
     """
     return compare_surfaces_figure({"": ds}, split=split, quantity=quantity, path=path, marks=marks)
 
@@ -52,7 +51,7 @@ def compare_surfaces_figure(
     split: str | None = None,
     quantity: str = "loss",
     path: np.ndarray | None = None,
-    marks: Mapping[str, tuple[float, float]] = MARKS,
+    marks: Points | None = None,
 ) -> Figure:
     """Contours of several surfaces side by side on one colour scale and one pair of axes; see `contour_figure`."""
     label = style.same_definition(surfaces, quantity)
@@ -64,6 +63,7 @@ def compare_surfaces_figure(
     single = len(grids) == 1
     figure = style.new_figure(7.6 if single else 3.1 * columns + 2.6, 5.2 if single else 3.0 * rows + 1.2)
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    marks = shared_marks(ds.attrs for ds in surfaces.values()) if marks is None else marks
     limits = axis_limits(list(grids.values()), [*marks.values(), *([] if path is None else path)])
     names: dict[str, None] = {}
     for axes, (name, grid) in zip(panels.flat, grids.items(), strict=False):
@@ -110,7 +110,7 @@ def surface_figure(
     *,
     split: str | None = None,
     quantity: str = "loss",
-    marks: Mapping[str, tuple[float, float]] = MARKS,
+    marks: Points | None = None,
     elevation: float = 35.0,
     azimuth: float = -60.0,
 ) -> Figure:
@@ -124,6 +124,7 @@ def surface_figure(
     axes.set_box_aspect((1, 1, 0.7), zoom=0.9)
     log = scale is not None and scale.kind != "constant" and style.is_log(grid.values)
     height = np.log10(grid.values) if log else grid.values  # drawing coordinates of a log axis
+    marks = marks_of(ds.attrs) if marks is None else marks
     limits = axis_limits([grid], marks.values())
     axes.set(xlim=limits[0], ylim=limits[1])
     floor = 0.0
@@ -146,7 +147,7 @@ def surface_figure(
         if len(rows):
             marker = "x" if kind == style.NOT_FINITE else "."
             axes.plot(grid.alpha[columns], grid.beta[rows], floor, ls="", marker=marker, color="black", ms=4, zorder=1)
-    for (x, y), (shape, size) in zip(marks.values(), MARK_SHAPES, strict=False):
+    for (x, y), (shape, size) in zip(marks.values(), markers(marks).values(), strict=True):
         at = np.isclose(grid.beta, y)[:, None] & np.isclose(grid.alpha, x)[None] & np.isfinite(height)
         z = float(height[at][0]) if at.any() else floor
         axes.plot([x, x], [y, y], [floor, z], color="black", lw=0.8, ls=":", zorder=4)
@@ -229,12 +230,12 @@ def _hatch(axes: Axes, x_edges: np.ndarray, y_edges: np.ndarray, mask: np.ndarra
         axes.add_patch(patch)
 
 
-def _draw_marks(axes: Axes, marks: Mapping[str, tuple[float, float]], path: np.ndarray | None) -> None:
+def _draw_marks(axes: Axes, marks: Points, path: np.ndarray | None) -> None:
     if path is not None:
         outline = [patheffects.Stroke(linewidth=3.6, foreground="white"), patheffects.Normal()]
         axes.plot(*path.T, color=PATH_COLOR, lw=1.8, path_effects=outline, zorder=5)
         axes.plot(*path.T, ls="", marker="o", ms=4.5, mfc=PATH_COLOR, mec="white", mew=0.8, zorder=5)
-    for (x, y), (shape, size) in zip(marks.values(), MARK_SHAPES, strict=False):
+    for (x, y), (shape, size) in zip(marks.values(), markers(marks).values(), strict=True):
         axes.plot([x], [y], ls="", marker=shape, ms=size, mfc="white", mec="black", zorder=6)
 
 
@@ -302,7 +303,7 @@ def _title(quantity: str) -> str:
 def _legend(marks: Mapping, path: np.ndarray | None, names: Mapping[str, None], in_space: bool = False) -> list:
     handles: list = [
         Line2D([], [], ls="", marker=shape, ms=size * 0.8, mfc="white", mec="black", label=style.plain(name, 24))
-        for name, (shape, size) in zip(marks, MARK_SHAPES, strict=False)
+        for name, (shape, size) in markers(marks).items()
     ]
     if path is not None:
         handles.append(Line2D([], [], color=PATH_COLOR, lw=1.8, marker="o", ms=4.5, label="trajectory"))

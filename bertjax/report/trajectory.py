@@ -11,6 +11,7 @@ from matplotlib.patches import Patch
 from bertjax.report import style, surfaces
 from bertjax.report.grid import axis_limits, choose_scale, read_grid
 from bertjax.report.lines import draw_missing, draw_series, log_if_due, say
+from bertjax.report.marks import markers, marks_of
 
 # Variable -> what it is, number of its colour and marker (those of the paths are not used again).
 HEADS = {"loss_final_head": ("final head", 4), "loss": ("own head", 0)}
@@ -50,7 +51,7 @@ def _draw_plane(figure: Figure, axes: Axes, ds: xr.Dataset, surface: xr.Dataset 
     unit = norms[1] if grid else norms[0]
     squares = np.stack([ds["alpha"].values, ds["beta"].values * norms[1] / unit], axis=1)
     paper = np.stack([ds["a"].values, ds["b"].values * norms[0] / unit], axis=1)
-    marks = surfaces.MARKS
+    marks = {name: (x, y * norms[1] / unit) for name, (x, y) in marks_of(ds.attrs).items()}
     handles = []
     if grid:
         scale = choose_scale(grid.values)
@@ -72,7 +73,7 @@ def _draw_plane(figure: Figure, axes: Axes, ds: xr.Dataset, surface: xr.Dataset 
             axes.plot(*path.T, **_HALO)
         axes.plot(*path.T, color=color, lw=1.7, ls=dash, marker=shape, ms=4.5, mec="white", mew=0.6, zorder=5)
         handles.append(Line2D([], [], color=color, lw=1.7, ls=dash, marker=shape, ms=4.5, label=name))
-    for (name, (x, y)), (shape, size) in zip(marks.items(), surfaces.MARK_SHAPES, strict=False):
+    for (name, (x, y)), (shape, size) in zip(marks.items(), markers(marks).values(), strict=True):
         look = {"ls": "", "marker": shape, "mfc": "white", "mec": "black"}
         axes.plot([x], [y], ms=size, zorder=6, **look)
         handles.append(Line2D([], [], ms=size * 0.8, label=style.plain(name, 24), **look))

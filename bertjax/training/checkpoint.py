@@ -112,16 +112,17 @@ class Checkpoints(_Saver):
                 overwrite=step in self.steps,
             )
 
-    def resume(self, abstract: Any, iterator: Any) -> Resumed | None:
+    def resume(self, abstract: Any, iterator: Any, at: int | None = None) -> Resumed | None:
         """The last checkpoint that is whole, laid out as `abstract` says; sets the iterator to where it was.
 
+        With `at`, later ones than that step are passed over; they are replaced when training comes there again.
         Damaged checkpoints are named and moved to the folder `damaged` beside theirs. None: there is no checkpoint yet.
 
         Raises:
           InputError: there are checkpoints, and none of them is whole; or they belong to another model.
         """
         bad = []
-        for step in reversed(self.steps):
+        for step in reversed([step for step in self.steps if at is None or step <= at]):
             try:
                 resumed = self._read(step, abstract, iterator)
             except InputError as error:
@@ -144,6 +145,7 @@ class Checkpoints(_Saver):
         check_shapes(found["state"], abstract, where)
         state = load(self._checkpointer, step, {"state": abstract, "iterator": iterator}, where)["state"]
         check_sums(seal["state"], state, where)
+        _check_step(int(state.step), step, where)
         if json.loads(json.dumps(iterator.get_state())) != seal["iterator"]:
             raise InputError(f"{where} is damaged: the position in the data is not the one that was saved")
         return Resumed(step, state, seal["scores"], seal["pending"])
@@ -181,7 +183,7 @@ class Snapshots(_Saver):
             return
         with writing(self._folder / str(step)):
             self._checkpointer.save_checkpointables_async(
-                step, {"params": params}, custom_metadata=sealed({"params": checksums(params)})
+                step, {"params": params}, custom_metadata=sealed({"step": step, "params": checksums(params)})
             )
 
     def load(self, step: int, abstract: Any) -> Any:
@@ -197,7 +199,13 @@ class Snapshots(_Saver):
         check_shapes(found["params"], abstract, where)
         params = load(self._checkpointer, step, {"params": abstract}, where)["params"]
         check_sums(seal["params"], params, where)
+        _check_step(seal["step"], step, where)
         return params
+
+
+def _check_step(found: int, step: int, where: str) -> None:
+    if found != step:
+        raise InputError(f"{where} is damaged: it holds step {found}")
 
 
 def checkpoint_steps(folder: Path) -> list[int]:
@@ -221,5 +229,6 @@ def checkpoint_params(folder: Path, step: int, abstract: Any) -> Any:
     check_shapes(found["state"], abstract, where)
     state = load(checkpointer, step, {"state": abstract}, where)["state"]
     check_sums(seal["state"], state, where)
+    _check_step(int(state.step), step, where)
     checkpointer.close()
     return state.params

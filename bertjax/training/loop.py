@@ -9,7 +9,7 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -25,10 +25,11 @@ from bertjax.data.tasks import Task
 from bertjax.errors import DivergedError, InputError
 from bertjax.model.heads import HEADS
 from bertjax.progress import bar, say
-from bertjax.run import Run, parameter_hash
+from bertjax.run import Run, files_hash, parameter_hash
 from bertjax.training import sharding
 from bertjax.training.checkpoint import Checkpoints, Resumed, Snapshots
-from bertjax.training.job import Job, already_done, prepare
+from bertjax.training.job import Job, already_done, check_continues, prepare
+from bertjax.training.predictions import write_predictions
 from bertjax.training.records import Records
 from bertjax.training.steps import Steps
 
@@ -50,29 +51,51 @@ def train(config: RunConfig) -> Run:
     with locks.exclusive(folder / ".lock", f"the run {folder}"):
         if (done := already_done(folder, config)) is not None:  # by another process, while this one prepared
             return done
-        paths.remove_temporary(folder)
-        paths.write_text(folder / "config.json", to_json(config))
-        job.tokenizer.save_pretrained(folder / "tokenizer")
-        if bad := job.splits.bad_rows():
-            paths.write_text(folder / "bad_rows.jsonl", "".join(json.dumps(row) + "\n" for row in bad))
+        begin(job)
         say(*job.plan())
         with stopping.graceful():
-            _train(job)
+            with opened(job) as session:
+                state = _rounds(session)
+                best = session.checkpoints.best
+            finish(job, state.params, session.scores, best)
     return Run.open(folder)
 
 
-def _train(job: Job) -> None:
-    c, task, info, folder = job.config, job.splits.task, job.run.info, job.run.folder
-    iterator, dev = job.train_batches(), job.dev_batches()
+def begin(job: Job) -> None:
+    """Writes what a run's folder holds before its first step. Its lock must be held.
+
+    Raises:
+      InputError: the folder holds a run that was started with other data or another model; nothing is written.
+    """
+    folder = job.config.folder
+    check_continues(job)
+    paths.remove_temporary(folder)
+    paths.write_text(folder / "config.json", to_json(job.config))
+    job.tokenizer.save_pretrained(folder / "tokenizer")
+    job.run.info["tokenizer_files"] = files_hash(folder / "tokenizer")
+    if bad := job.splits.bad_rows():
+        paths.write_text(folder / "bad_rows.jsonl", "".join(json.dumps(row) + "\n" for row in bad))
+
+
+@contextlib.contextmanager
+def opened(job: Job, at: int | None = None) -> Iterator["Session"]:
+    """Opens a run's files for writing and reads where its training stands; closes them at the end.
+
+    Args:
+      job: the run.
+      at: continue at this checkpoint or an older one, though there may be later ones; 0: start anew.
+    """
+    task, info, folder = job.splits.task, job.run.info, job.run.folder
+    iterator = job.train_batches()
     with contextlib.ExitStack() as stack:
         checkpoints = Checkpoints(folder / "checkpoints", task.headline, task.higher_is_better)
         stack.push(_closing(checkpoints))
         snapshots = Snapshots(folder / "snapshots", write=True)
         stack.push(_closing(snapshots))
-        resumed = checkpoints.resume(job.steps.abstract, iterator)
+        resumed = checkpoints.resume(job.steps.abstract, iterator, at)
         if resumed is None:
             loaded = {path: jnp.asarray(value) for path, value in job.loaded.items()}
-            resumed = Resumed(0, job.steps.init(jnp.asarray(c.train.seed, jnp.uint32), loaded), None, [])
+            resumed = Resumed(0, job.steps.init(jnp.asarray(job.config.train.seed, jnp.uint32), loaded), None, [])
             info["parameters"] = {"start": parameter_hash(resumed.state.params)}
             job.run.write()
             log = Records(folder, None)
@@ -81,16 +104,18 @@ def _train(job: Job) -> None:
             say(f"resume  at step {resumed.step} of {job.total}")
             log = Records(folder, resumed.step, resumed.pending)
         stack.callback(log.close)
-        state, scores = _Loop(job, iterator, dev, checkpoints, snapshots, log).run(resumed)
-        info["best_step"] = checkpoints.best
-    info["parameters"]["end"] = parameter_hash(state.params)
+        yield Session(job, iterator, job.dev_batches(), checkpoints, snapshots, log, resumed, resumed.scores)
+
+
+def finish(job: Job, params: Any, scores: dict[str, float], best: int | None) -> None:
+    """Writes the result of a run whose last checkpoint is saved."""
+    info, headline = job.run.info, job.splits.task.headline
+    info["best_step"] = best
+    info["parameters"]["end"] = parameter_hash(params)
     info["results"] = {"dev": scores}
     info["status"] = "done"
     job.run.write()
-    say(
-        f"done    dev {task.headline} {info['results']['dev'][task.headline]:.4f} (best at step {info['best_step']}); "
-        f"results in {folder}"
-    )
+    say(f"done    dev {headline} {scores[headline]:.4f} (best at step {best}); results in {job.run.folder}")
 
 
 def _closing(saver: Checkpoints | Snapshots) -> Callable[..., None]:
@@ -107,9 +132,37 @@ def _closing(saver: Checkpoints | Snapshots) -> Callable[..., None]:
     return close
 
 
+def _rounds(session: "Session") -> Any:
+    """Trains a run from where it stands to the end; returns the last state."""
+    job, step, state = session.job, session.resumed.step, session.resumed.state
+    with bar(job.total, "train", "step", initial=step) as progress:
+        try:
+            while True:
+                stopping.check()
+                if session.due(step):
+                    progress.set_postfix_str(session.keep(step, state))
+                if step == job.total:
+                    return state
+                batch = next(session.iterator)
+                started = time.perf_counter()
+                state, values = job.steps.train(state, sharding.put_batch(batching.without_index(batch), job.mesh))
+                step += 1
+                say_compiled(session.collect(step, values, batch["index"][batch["index"] >= 0], started))
+                progress.update()
+        except stopping.Interrupted:
+            session.stop(step, state)
+            raise
+
+
+def say_compiled(seconds: float | None) -> None:
+    """Says how long the first step took."""
+    if seconds is not None:
+        say(f"compile first step ready after {seconds:.1f} s (other batch lengths compile when they first come)")
+
+
 @dataclasses.dataclass
-class _Loop:
-    """The rounds of a training run: evaluate, save, next batch, step."""
+class Session:
+    """A run in training: its open files, and what its rounds do besides the step."""
 
     job: Job
     iterator: Any
@@ -117,59 +170,63 @@ class _Loop:
     checkpoints: Checkpoints
     snapshots: Snapshots
     log: Records
+    resumed: Resumed
+    scores: dict[str, float] | None
+    """Metrics of the evaluation at the present step; None where it has not been done."""
 
-    def run(self, resumed: Resumed) -> tuple[Any, dict[str, float]]:
-        """Trains from where `resumed` stands to the end; returns the last state and the last scores."""
-        step, state, scores = resumed.step, resumed.state, resumed.scores
-        t, total = self.job.config.train, self.job.total
-        eval_every, snapshot_steps = self.job.eval_every, self.job.snapshot_steps
-        with bar(total, "train", "step", initial=step) as progress:
-            try:
-                while True:
-                    stopping.check()
-                    if step in snapshot_steps:
-                        self.snapshots.save(step, state.params)
-                    if (step % eval_every == 0 or step == total) and scores is None:
-                        scores = self._evaluate(step, state, progress)
-                        self._save(step, state, scores)
-                    if step == total:
-                        return state, scores
-                    state = self._step(step, state, first=step == resumed.step)
-                    step, scores = step + 1, None
-                    if step % t.log_every == 0:
-                        self._flush(step)
-                    progress.update()
-            except stopping.Interrupted:
-                if step > resumed.step or step not in self.checkpoints.steps:
-                    self._check_finite(step)
-                    self._save(step, state, scores)
-                say(f"stopped at step {step} of {total}, which is saved; the same command continues there")
-                raise
+    def due(self, step: int) -> bool:
+        """Whether parameters are kept or evaluated at this step."""
+        return step in self.job.snapshot_steps or step % self.job.eval_every == 0 or step == self.job.total
 
-    def _step(self, step: int, state: Any, first: bool) -> Any:
-        batch = next(self.iterator)
-        begin = time.perf_counter()
-        state, values = self.job.steps.train(state, sharding.put_batch(batching.without_index(batch), self.job.mesh))
-        self.log.collect(values, batch["index"][batch["weights"] > 0])
-        if first:
+    def keep(self, step: int, state: Any) -> str:
+        """Does what is due; returns the last score as text."""
+        if step in self.job.snapshot_steps:
+            self.snapshots.save(step, state.params)
+        if (step % self.job.eval_every == 0 or step == self.job.total) and self.scores is None:
+            self.scores = self._evaluate(step, state)
+            self._save(step, state)
+        headline = self.job.splits.task.headline
+        return f"dev {headline} {self.scores[headline]:.4f}" if self.scores else ""
+
+    def collect(self, step: int, values: dict[str, Any], rows: np.ndarray, started: float) -> float | None:
+        """Notes the values of the training step that led to `step`, begun at the clock time `started`.
+
+        Returns:
+          The seconds of the first step, None for later ones.
+        """
+        seconds = None
+        self.scores = None
+        self.log.collect(values, rows)
+        if step == self.resumed.step + 1:
             jax.block_until_ready(values)
-            seconds = time.perf_counter() - begin
-            say(f"compile first step ready after {seconds:.1f} s (other batch lengths compile when they first come)")
-            self.log.compiled(step + 1, seconds)
-        return state
+            seconds = time.perf_counter() - started
+            self.log.compiled(step, seconds)
+        if step % self.job.config.train.log_every == 0:
+            self._flush(step)
+        return seconds
 
-    def _evaluate(self, step: int, state: Any, progress: Any) -> dict[str, float]:
+    def stop(self, step: int, state: Any) -> None:
+        """Saves the state after a signal. One that is evaluated is saved already."""
+        if self.scores is None and (step > self.resumed.step or step not in self.checkpoints.steps):
+            self._check_finite(step)
+            self._save(step, state)
+        say(f"stopped at step {step} of {self.job.total}, which is saved; the same command continues there")
+
+    def _evaluate(self, step: int, state: Any) -> dict[str, float]:
         self._flush(step)
-        task = self.job.splits.task
-        scores = evaluate(self.job.steps, state.params, self.dev, self.job.mesh, self.job.splits.dev, task)
+        job = self.job
+        scores, predictions, losses = evaluate(
+            job.steps, state.params, self.dev, job.mesh, job.splits.dev, job.splits.task
+        )
+        if step == job.total:
+            write_predictions(job.config.folder, job.splits, predictions, losses)
         self.log.write({"step": step} | {f"dev/{name}": value for name, value in scores.items()})
-        progress.set_postfix_str(f"dev {task.headline} {scores[task.headline]:.4f}")
         return scores
 
-    def _save(self, step: int, state: Any, scores: dict[str, float] | None) -> None:
+    def _save(self, step: int, state: Any) -> None:
         # A checkpoint says that all snapshots before it are there.
         self.snapshots.wait()
-        self.checkpoints.save(step, state, self.iterator, scores, self.log.pending())
+        self.checkpoints.save(step, state, self.iterator, self.scores, self.log.pending())
 
     def _flush(self, step: int) -> None:
         self._check_finite(step)
@@ -198,10 +255,10 @@ class _Loop:
 
 def evaluate(
     steps: Steps, params: Any, dev: Iterable[dict[str, np.ndarray]], mesh: Any, features: Features, task: Task
-) -> dict[str, float]:
-    """Mean loss and the task's metrics over a whole set, each row counted once."""
+) -> tuple[dict[str, float], np.ndarray, np.ndarray]:
+    """Mean loss and the task's metrics over a whole set, each row counted once; its predictions; its losses [rows]."""
     loss = np.full(len(features), np.nan, np.float32)
-    predictions = np.zeros(len(features), np.float32)
+    predictions = np.zeros(features.labels.shape, np.float32 if task.numeric_label else np.int32)
     pending = []
     for batch in dev:
         stopping.check()
@@ -211,6 +268,5 @@ def evaluate(
         real = batch["weights"] > 0
         loss[batch["index"][real]] = np.asarray(out["loss"])[real]
         predictions[batch["index"][real]] = np.asarray(HEADS[task.head].predict(out["outputs"]))[real]
-    if task.head == "classification":
-        predictions = predictions.astype(np.int32)
-    return {"loss": float(loss.mean(dtype=np.float64))} | metric_table.score(task, features.labels, predictions)
+    scores = metric_table.score(task, features.labels, predictions)
+    return {"loss": float(loss.mean(dtype=np.float64))} | scores, predictions, loss

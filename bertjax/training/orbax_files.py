@@ -1,9 +1,11 @@
 """How orbax is opened, read and written here: clear errors, checksums, and nothing that depends on the clock."""
 
 import contextlib
+import errno
 import gc
 import json
 import logging
+import os
 import shutil
 import sys
 import time
@@ -128,7 +130,8 @@ def _reason(error: BaseException) -> str:
         error = error.__cause__
     if isinstance(error, KeyError):
         return f"its description has no entry {error}"
-    return first_line(error).partition(" [tensorstore_spec")[0]
+    reason = first_line(error).partition(" [tensorstore_spec")[0]
+    return next((known for known in (os.strerror(errno.ENOSPC), os.strerror(errno.EROFS)) if known in reason), reason)
 
 
 def check_shapes(found: Any, expected: Any, where: str) -> None:
@@ -142,7 +145,9 @@ def check_shapes(found: Any, expected: Any, where: str) -> None:
     problems += [f"{path}: is there, but the model has no such parameter" for path in there if path not in wanted]
     if problems:
         more = f"; and {len(problems) - 4} more" if len(problems) > 4 else ""
-        raise InputError(f"{where} does not fit the model: {'; '.join(problems[:4])}{more}")
+        raise InputError(
+            f"{where} does not fit the model, or its description is damaged: {'; '.join(problems[:4])}{more}"
+        )
 
 
 def _shapes(tree: Any) -> dict[str, str]:

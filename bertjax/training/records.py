@@ -1,9 +1,10 @@
 """Metrics of a run on disk: metrics.jsonl, timing.jsonl and TensorBoard."""
 
+import contextlib
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,30 @@ from bertjax import paths
 from bertjax.progress import say
 
 
+def _line(record: dict[str, Any]) -> str:
+    return json.dumps(paths.finite_or_none(record), allow_nan=False) + "\n"
+
+
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Records of a JSONL file, up to the first line that is none: a kill may have cut it short. No file: no records."""
+    """Records of a JSONL file; no file: no records.
+
+    A last line that is none is left out: a kill may have cut it short. Others are left out too, and said.
+    """
     if not path.exists():
         return []
-    records = []
-    for line in path.read_bytes().splitlines():
-        try:
+    records, bad = [], []
+    lines = path.read_bytes().splitlines()
+    for number, line in enumerate(lines, 1):
+        record = None
+        with contextlib.suppress(ValueError):
             record = json.loads(line)
-        except ValueError:
-            break
-        if not isinstance(record, dict) or not isinstance(record.get("step"), int):
-            break
-        records.append(record)
+        if isinstance(record, dict) and isinstance(record.get("step"), int):
+            records.append(record)
+        elif number < len(lines):
+            bad.append(number)
+    if bad:
+        more = f" and {len(bad) - 1} more lines" if len(bad) > 1 else ""
+        say(f"damaged {path}: line {bad[0]}{more} cannot be read and is left out")
     return records
 
 
@@ -42,13 +54,11 @@ class Records:
     """
 
     def __init__(self, folder: Path, resumed: int | None, pending: Sequence[dict[str, float]] = ()) -> None:
-        from tensorboardX import SummaryWriter
-
         self._metrics, self._timing = folder / "metrics.jsonl", folder / "timing.jsonl"
         for path in (self._metrics, self._timing):
             kept = [line for line in read_jsonl(path) if resumed is not None and line["step"] <= resumed]
-            paths.write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
-        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=resumed)
+            paths.write_text(path, "".join(_line(line) for line in kept))
+        self._board = _Board(folder / "tensorboard", resumed)
         self._pending: list[tuple[dict[str, Any], np.ndarray | None]] = [(values, None) for values in pending]
         self._rows, self._seconds = 0, 0.0
         self._mark = time.perf_counter()
@@ -89,25 +99,77 @@ class Records:
         if rows:
             rate = round(rows / seconds, 2)
             self._append(self._timing, {"step": step, "seconds": round(seconds, 3), "examples_per_second": rate})
-            self._board.add_scalar("timing/examples_per_second", rate, step)
+            self._board.add({"timing/examples_per_second": rate}, step)
         self._rows, self._mark = 0, time.perf_counter()
 
     def write(self, record: dict[str, Any]) -> None:
-        """Appends a record to metrics.jsonl and TensorBoard; the clock of the training speed starts anew."""
+        """Appends a record to metrics.jsonl and TensorBoard."""
         self._append(self._metrics, record)
-        for name, value in record.items():
-            if name != "step":
-                self._board.add_scalar(name, value, record["step"])
+        self._board.add({name: value for name, value in record.items() if name != "step"}, record["step"])
+        self.restart_clock()
+
+    def restart_clock(self) -> None:
+        """The time until now does not count in the training speed."""
         self._mark = time.perf_counter()
 
     def close(self) -> None:
-        """Flushes TensorBoard. What it cannot write is in metrics.jsonl all the same."""
-        try:
-            self._board.close()
-        except OSError as error:
-            say(f"warning TensorBoard events cannot be written: {error.strerror}")
+        """Ends the writing."""
+        self._board.close()
 
     @staticmethod
     def _append(path: Path, record: dict[str, Any]) -> None:
         with path.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(_line(record))
+
+
+class _Board:
+    """TensorBoard events, written at once and in this thread: a full disk is noticed here, and ends only them.
+
+    What they hold is in metrics.jsonl and timing.jsonl all the same.
+
+    Args:
+      folder: where the events go.
+      resumed: step from which on TensorBoard forgets what earlier files hold; None: nothing is forgotten.
+    """
+
+    def __init__(self, folder: Path, resumed: int | None) -> None:
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+        self._event, self._writer = Event, None
+        with self._heard():
+            folder.mkdir(parents=True, exist_ok=True)
+            self._writer = EventsWriter(str(folder / "events"))
+            if resumed is not None:
+                self._write(step=resumed, session_log=SessionLog(status=SessionLog.START))
+
+    def add(self, values: dict[str, float], step: int) -> None:
+        """Adds a point to the curve of each value."""
+        from tensorboardX.summary import scalar
+
+        with self._heard():
+            for name, value in values.items():
+                self._write(step=step, summary=scalar(name, value))
+            if self._writer is not None:
+                self._writer.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        with self._heard():
+            if self._writer is not None:
+                self._writer.close()
+
+    def _write(self, **contents: Any) -> None:
+        if self._writer is not None:
+            self._writer.write_event(self._event(wall_time=time.time(), **contents))
+
+    @contextlib.contextmanager
+    def _heard(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            say(f"warning TensorBoard events cannot be written: {error.strerror}")
+            writer, self._writer = self._writer, None
+            with contextlib.suppress(OSError):
+                if writer is not None:
+                    writer.close()

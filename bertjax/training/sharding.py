@@ -96,8 +96,10 @@ def row_count(mesh: Mesh) -> int:
 def check_batch_size(name: str, size: int, mesh: Mesh, parts: int = 1) -> None:
     """InputError unless `size` rows can be cut into `parts` equal parts for the mesh."""
     unit = row_count(mesh) * parts
-    if size < 1 or size % unit:
-        raise InputError(f"{name} is {size}, expected a multiple of {unit} ({row_count(mesh)} devices x {parts} parts)")
+    if size < 1:
+        raise InputError(f"--{name}={size}: expected at least 1")
+    if size % unit:
+        raise InputError(f"--{name}={size}: expected a multiple of {unit} ({row_count(mesh)} devices x {parts} parts)")
 
 
 def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:

@@ -13,7 +13,8 @@ from jax.sharding import Mesh, NamedSharding
 from bertjax.config import OptimOptions
 from bertjax.model.heads import HEADS, TaskModel
 from bertjax.training import sharding
-from bertjax.training.optim import learning_rate_schedule, make_optimizer, skipped_steps
+from bertjax.training.optim import keep_frozen, learning_rate_schedule, make_optimizer, mask_gradients, skipped_steps
+from bertjax.training.selection import is_stacked, trainable
 from bertjax.tree import flatten, unflatten
 
 Array = jax.Array
@@ -57,7 +58,7 @@ def train_step(
     head: str,
     optimizer: optax.GradientTransformation,
     schedule: optax.Schedule,
-    accumulate: int,
+    options: OptimOptions,
     state: TrainState,
     batch: Batch,
 ) -> tuple[TrainState, dict[str, Array]]:
@@ -67,7 +68,7 @@ def train_step(
     the sums of loss and gradient over the parts are divided by the whole weight, as if the batch were one.
 
     Returns:
-      The new state, and `loss`, `grad_norm` (before clipping) and `learning_rate` as scalars.
+      The new state, and `loss`, `grad_norm` (of what trains, before clipping) and `learning_rate` as scalars.
     """
     key = jax.random.fold_in(jax.random.key(state.seed), state.step)
 
@@ -75,32 +76,44 @@ def train_step(
         return jnp.sum(loss_per_example(model, head, params, part, key) * part["weights"])
 
     weight = jnp.sum(batch["weights"])
-    if accumulate == 1:
-        total, gradients = jax.value_and_grad(loss_sum)(state.params, batch, key)
-    else:
+    accumulate = options.accumulate
+
+    def cut(x: Array) -> Array:
+        # What is per example has several entries for each row of a packed batch: they stay with their row.
         rows = len(batch["input_ids"])
+        if len(x) == rows:
+            return x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1)
+        each = len(x) // rows
+        parted = x.reshape(-1, accumulate, each, *x.shape[1:]).swapaxes(0, 1)
+        return parted.reshape(accumulate, -1, *x.shape[1:])
 
-        def cut(x: Array) -> Array:
-            # What is per example has several entries for each row of a packed batch: they stay with their row.
-            if len(x) == rows:
-                return x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1)
-            return x.reshape(-1, accumulate, len(x) // rows).swapaxes(0, 1).reshape(accumulate, -1)
-
+    def sums(params: Any) -> tuple[Array, Any]:
+        if accumulate == 1:
+            return jax.value_and_grad(loss_sum)(params, batch, key)
         parts = {name: cut(x) for name, x in batch.items()}
 
         def add(carry: tuple[Array, Any], xs: tuple[Batch, Array]) -> tuple[tuple[Array, Any], None]:
             part, index = xs
-            value = jax.value_and_grad(loss_sum)(state.params, part, jax.random.fold_in(key, index))
+            value = jax.value_and_grad(loss_sum)(params, part, jax.random.fold_in(key, index))
             return jax.tree.map(jnp.add, carry, value), None
 
-        zero = (jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, state.params))
-        (total, gradients), _ = jax.lax.scan(add, zero, (parts, jnp.arange(accumulate)))
-    gradients = jax.tree.map(lambda g: g / weight.astype(g.dtype), gradients)
+        zero = (jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, params))
+        return jax.lax.scan(add, zero, (parts, jnp.arange(accumulate)))[0]
+
+    def mean(params: Any) -> tuple[Array, Any]:
+        total, gradients = sums(params)
+        return total, mask_gradients(options, jax.tree.map(lambda g: g / weight.astype(g.dtype), gradients))
+
+    def gradient_at(params: Any, _: int) -> Any:
+        with jax.numpy_dtype_promotion("strict"):
+            return mean(params)[1]
+
+    total, gradients = mean(state.params)
     # optax mixes Python scalars and dtypes in ways that strict promotion refuses.
     with jax.numpy_dtype_promotion("standard"):
         norm = optax.tree.norm(gradients)
-        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, grad_fn=gradient_at)
+        params = keep_frozen(options, state.params, optax.apply_updates(state.params, updates), state.params)
         rate = jnp.asarray(schedule(state.step), jnp.float32)
     new = dataclasses.replace(state, step=state.step + 1, params=params, opt_state=opt_state)
     return new, {"loss": total / weight, "grad_norm": norm, "learning_rate": rate} | skipped_steps(opt_state)
@@ -112,7 +125,7 @@ def eval_step(model: TaskModel, head: str, params: Any, batch: Batch) -> dict[st
     return {"loss": HEADS[head].loss(z, batch["labels"]), "outputs": z}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Steps:
     """The compiled functions of a run and where its state lies."""
 
@@ -127,6 +140,8 @@ class Steps:
     """(seed, loaded parameters by path) -> state, born sharded; what is not loaded is drawn from the seed."""
     memory: Callable[[Batch], int | None]
     """Bytes that a training step on such a batch needs on a device besides state and batch; None where unknown."""
+    pure: Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]
+    """The training step as a pure function, not compiled."""
 
 
 @functools.lru_cache(maxsize=8)
@@ -142,6 +157,7 @@ def make_steps(model: TaskModel, head: str, options: OptimOptions, steps: int, m
         )
 
     shapes = jax.eval_shape(init, jax.ShapeDtypeStruct((), jnp.uint32), {})
+    trainable(options, shapes.params)  # a wrong glob is an error here, before anything is compiled
     whole = sharding.replicated(mesh)
     of_params = sharding.parameter_shardings(shapes.params, mesh)
     shardings = TrainState(
@@ -163,11 +179,8 @@ def make_steps(model: TaskModel, head: str, options: OptimOptions, steps: int, m
 
         return run
 
-    train = jax.jit(
-        functools.partial(train_step, model, head, optimizer, schedule, options.accumulate),
-        out_shardings=(shardings, whole),
-        donate_argnums=0,
-    )
+    pure = functools.partial(train_step, model, head, optimizer, schedule, options)
+    train = jax.jit(pure, out_shardings=(shardings, whole), donate_argnums=0)
     evaluate = jax.jit(functools.partial(eval_step, model, head), out_shardings=rows)
 
     def memory(batch: Batch) -> int | None:
@@ -175,12 +188,18 @@ def make_steps(model: TaskModel, head: str, options: OptimOptions, steps: int, m
         return None if analysis is None else int(analysis.temp_size_in_bytes)
 
     born = jax.jit(init, out_shardings=shardings)
-    return Steps(on_mesh(train), on_mesh(evaluate), shardings, abstract, on_mesh(born), on_mesh(memory))
+    return Steps(on_mesh(train), on_mesh(evaluate), shardings, abstract, on_mesh(born), on_mesh(memory), pure)
 
 
 def init_params(model: TaskModel, key: Array, loaded: dict[str, Array] | None = None) -> Any:
-    """The model's parameters: `loaded` (by path) where given, fresh from `key` elsewhere."""
+    """The model's parameters: `loaded` (by path) where given, fresh from `key` elsewhere.
+
+    A loaded stack of fewer layers than the model has fills the lowest ones.
+    """
     ids = jnp.zeros((1, 1), jnp.int32)
     fresh = flatten(model.init(key, ids, ids == 0, ids)["params"])
-    loaded = loaded or {}
-    return unflatten({path: loaded[path].astype(x.dtype) if path in loaded else x for path, x in fresh.items()})
+    for path, value in (loaded or {}).items():
+        value, x = value.astype(fresh[path].dtype), fresh[path]
+        short = is_stacked(path) and len(value) < len(x)
+        fresh[path] = jnp.concatenate([value, x[len(value) :]]) if short else value
+    return unflatten(fresh)
