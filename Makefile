@@ -1,6 +1,7 @@
 # make demo       fine-tune a real BERT and draw its loss landscape (under 10 minutes on 2 cores)
 # make test       the fast tests          make test-slow   real data and long training          make test-all   both
 # make bench      speed against transformers' FlaxBert and PyTorch, in an environment of its own
+# make bench-data  padding that buckets, grouping by length and packing save, on a real file
 # make parity     outputs against PyTorch, live, in the same environment
 # make lock       pin the dependencies anew
 #
@@ -14,7 +15,7 @@ RUN = $(VENV)/bin/python
 DEMO = $(if $(MODEL),--model="$(MODEL)") $(if $(DATA),--data="$(DATA)") $(if $(TEXT),--text="$(TEXT)") \
        $(if $(LABEL),--label="$(LABEL)") $(if $(OUT),--out="$(OUT)") $(OPTIONS)
 
-.PHONY: demo test test-slow test-all lint bench parity lock install
+.PHONY: demo test test-slow test-all lint bench bench-data parity lock install
 
 demo: $(VENV)/.demo
 	$(RUN) -m bertjax.demo $(DEMO)
@@ -33,6 +34,9 @@ lint: $(VENV)/.installed
 
 bench: $(BENCH_VENV)/.installed
 	$(BENCH_VENV)/bin/python benchmarks/peers.py $(OPTIONS)
+
+bench-data: $(VENV)/.demo
+	$(RUN) benchmarks/data.py $(OPTIONS)
 
 parity: $(BENCH_VENV)/.installed
 	$(BENCH_VENV)/bin/python tests/make_golden.py --check

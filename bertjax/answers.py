@@ -119,6 +119,7 @@ class Answers:
                     batch_size=self.options.batch_size,
                     buckets=batching.bucket_lengths(data),
                     pad_id=self.run.model.config.pad_token_id,
+                    packed=data.packing != "none",
                 ):
                     stopping.check()
                     out = step(self.params, sharding.put_batch(batching.without_index(batch), self.mesh))

@@ -110,6 +110,10 @@ class DataOptions:
     group_by_length: int = 1
     """Training rows are shuffled, then ordered by length within windows of this many batches, and the batches of a
     window are shuffled: less padding, less random batches. 1: plain shuffling."""
+    packing: Literal["none", "eval", "all"] = "none"
+    """Several short rows behind each other in one of max_length, each attending to itself only: in evaluations, or in
+    all batches. A training step still has train.batch_size rows of the data, in fewer rows of the batch; an evaluation
+    batch has eval_batch_size rows, each with several of the data."""
     cache: str = "~/.cache/bertjax"
     """Folder for tokenized rows, keyed by the contents of file and tokenizer; empty: no cache."""
 

@@ -17,7 +17,7 @@ from bertjax.data.features import load_splits
 from bertjax.errors import InputError
 
 REAL = os.environ.get("BERTJAX_REAL_DATA")
-ARRAYS = ("ids", "offsets", "types", "labels", "rows", "cut")
+ARRAYS = ("offsets", "labels", "rows", "cut")
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,10 @@ ROWS = [("good film", "pos"), ("bad film", "neg"), ("very good", "pos"), ("dull 
 
 
 def same(a, b) -> bool:
-    return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in ARRAYS)
+    pieces = zip(a.pieces(), b.pieces(), strict=True)
+    return all(np.array_equal(x, y) for x, y in pieces) and all(
+        np.array_equal(getattr(a, name), getattr(b, name)) for name in ARRAYS
+    )
 
 
 def test_rows_are_the_tokenizers_word_pieces(load, tokenizer):
@@ -61,7 +64,7 @@ def test_rows_are_the_tokenizers_word_pieces(load, tokenizer):
     assert loaded.train.labels.dtype == loaded.train.ids.dtype == np.int32
     for i, (text, _) in enumerate(ROWS):
         start, stop = loaded.train.offsets[i : i + 2]
-        assert loaded.train.ids[start:stop].tolist() == tokenizer(text)["input_ids"]
+        assert loaded.train.pieces()[0][start:stop].tolist() == tokenizer(text)["input_ids"]
         assert loaded.train.lengths[i] == len(text.split()) + 2
     assert loaded.texts("train") == [(text, None) for text, _ in ROWS]
     assert loaded.texts("dev") == [(text, None) for text, _ in ROWS[:2]]
@@ -72,8 +75,8 @@ def test_pairs_are_truncated_as_the_tokenizer_does_and_counted(load, tokenizer):
     lines = ["a\tb\ty", f"{long}\t{short}\tx", f"{short}\t{short}\ty"]
     loaded = load(lines, dev=lines, text="a", text_pair="b", label="y", max_length=8)
     expected = tokenizer(long, short, truncation=True, max_length=8)
-    assert loaded.train.ids[:8].tolist() == expected["input_ids"]
-    assert loaded.train.types[:8].tolist() == expected["token_type_ids"]
+    assert loaded.train.pieces()[0][:8].tolist() == expected["input_ids"]
+    assert loaded.train.pieces()[1][:8].tolist() == expected["token_type_ids"]
     assert loaded.train.lengths.tolist() == [8, 7]
     assert loaded.train.truncated == 1
     assert loaded.texts("train")[0] == (long.strip(), short)
@@ -85,9 +88,9 @@ def test_take_keeps_rows_whole(load):
     order = np.array([3, 0, 3, 4])
     taken = features.take(order)
     for place, row in enumerate(order):
-        for name in ("ids", "types"):
-            got = getattr(taken, name)[taken.offsets[place] : taken.offsets[place + 1]]
-            assert np.array_equal(got, getattr(features, name)[features.offsets[row] : features.offsets[row + 1]])
+        for got, whole in zip(taken.pieces(), features.pieces(), strict=True):
+            expected = whole[features.offsets[row] : features.offsets[row + 1]]
+            assert np.array_equal(got[taken.offsets[place] : taken.offsets[place + 1]], expected)
     assert taken.labels.tolist() == features.labels[order].tolist()
     assert taken.rows.tolist() == order.tolist()
     assert len(features.take([])) == 0

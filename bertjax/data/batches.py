@@ -8,6 +8,8 @@ A batch is a dictionary of arrays for B rows padded to L word pieces:
   labels          [B]    int32 or float32; [B, classes] float32 where a row has any number of classes
   weights         [B]    float32  1 or its weight for a row of the data, 0 for a padding row
   index           [B]    int32    position among the features, -1 for a padding row
+
+Packed batches are described in packing.py.
 """
 
 from collections.abc import Sequence
@@ -17,6 +19,7 @@ import grain
 import numpy as np
 
 from bertjax.config import DataOptions
+from bertjax.data import packing
 from bertjax.data.features import Features
 from bertjax.errors import InputError
 
@@ -51,13 +54,14 @@ def collate(
     if lengths.max() > length:
         raise ValueError(f"row {indices[lengths.argmax()]} has {lengths.max()} word pieces, the batch only {length}")
     taken = features.take(indices)
+    ids, types = taken.pieces()
     mask = np.zeros((batch_size, length), bool)
     mask[:rows] = np.arange(length) < lengths[:, None]
     input_ids = np.full((batch_size, length), pad_id, np.int32)
-    input_ids[mask] = taken.ids
+    input_ids[mask] = ids
     token_type_ids = np.zeros((batch_size, length), np.int32)
-    token_type_ids[mask] = taken.types
-    input_ids[rows:, 0] = taken.ids[0]
+    token_type_ids[mask] = types
+    input_ids[rows:, 0] = ids[0]
     mask[rows:, 0] = True
     return {
         "input_ids": input_ids,
@@ -70,12 +74,22 @@ def collate(
 
 
 def train_batches(
-    features: Features, *, batch_size: int, buckets: Sequence[int], seed: int, pad_id: int = 0, window: int = 1
+    features: Features,
+    *,
+    batch_size: int,
+    buckets: Sequence[int],
+    seed: int,
+    pad_id: int = 0,
+    window: int = 1,
+    pack: int = 0,
 ) -> grain.DatasetIterator:
     """Endless batches in an order drawn anew for every pass over the rows.
 
     With `window` > 1 the rows of so many batches are ordered by length before they are cut, and those batches are
     shuffled: batches of similar lengths need less padding. A window that spans two passes mixes them.
+
+    With `pack` > 0 the rows of a batch are packed into few of the largest bucket, their number a multiple
+    of `pack`.
 
     Each row comes exactly once a pass; a batch may hold the end of one pass and the start of the next, so batches are
     always full. `get_state` and `set_state` of the iterator continue exactly.
@@ -88,6 +102,8 @@ def train_batches(
     lengths = features.lengths
 
     def batch(indices: np.ndarray) -> Batch:
+        if pack:
+            return packing.train_batch(features, indices, max(buckets), pack, pad_id=pad_id)
         return collate(features, indices, _bucket(buckets, lengths[indices].max()), batch_size, pad_id=pad_id)
 
     indices = grain.MapDataset.range(len(features)).seed(seed).shuffle().repeat(PASSES).batch(batch_size * window)
@@ -115,9 +131,16 @@ class _LengthOrdered(grain.MapDataset):
         return ordered[np.random.default_rng((self._seed, which)).permutation(self._window)[part]]
 
 
-def eval_batches(features: Features, *, batch_size: int, buckets: Sequence[int], pad_id: int = 0) -> list[Batch]:
-    """All rows once, ordered by length and cut into batches; at most one, the first, holds padding rows."""
+def eval_batches(
+    features: Features, *, batch_size: int, buckets: Sequence[int], pad_id: int = 0, packed: bool = False
+) -> list[Batch]:
+    """All rows once, ordered by length and cut into batches; at most one, the first, holds padding rows.
+
+    With `packed`, batches of `batch_size` rows of the largest bucket, each with as many rows of the data as fit.
+    """
     _check(features, batch_size, buckets)
+    if packed:
+        return packing.eval_batches(features, max(buckets), batch_size, pad_id=pad_id)
     order = np.argsort(features.lengths, kind="stable")
     batches = []
     # The batch that is not full comes first, where rows are shortest.

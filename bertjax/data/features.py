@@ -22,17 +22,19 @@ class Features:
     """Rows as arrays: the word pieces of all rows one after the other, and one label for each row."""
 
     ids: np.ndarray
-    """[total] int32 word piece ids, special tokens included."""
+    """[stored] int32 word piece ids, special tokens included; may lie in a file, and hold other rows too."""
     offsets: np.ndarray
-    """[n + 1] int64: row i is ids[offsets[i]:offsets[i + 1]]."""
+    """[n + 1] int64: row i is pieces()[0][offsets[i]:offsets[i + 1]]."""
     types: np.ndarray
-    """[total] int8 token type ids."""
+    """[stored] int8 token type ids."""
     labels: np.ndarray
     """[n] int32 class numbers, [n] float32 scores, or [n, classes] float32, 1 where a row has the class."""
     rows: np.ndarray
     """[n] int64 positions among the usable rows of the source."""
     cut: np.ndarray
     """[n] bool, True where the row was truncated."""
+    starts: np.ndarray | None = None
+    """[n] int64: where in `ids` and `types` each row starts; None: at the offsets."""
     weights: np.ndarray | None = None
     """[n] float32 weights in the training loss; None: 1 each."""
 
@@ -50,20 +52,26 @@ class Features:
         return int(self.cut.sum())
 
     def take(self, indices: Sequence[int] | np.ndarray) -> "Features":
-        """The features of some rows, in the given order."""
+        """The features of some rows, in the given order. Their word pieces stay where they are."""
         indices = np.asarray(indices, np.int64)
-        lengths = self.lengths[indices]
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        places = np.arange(offsets[-1]) + np.repeat(self.offsets[indices] - offsets[:-1], lengths)
+        starts = self.offsets[:-1] if self.starts is None else self.starts
+        lengths = self.offsets[indices + 1] - self.offsets[indices]
         return Features(
-            ids=self.ids[places],
-            offsets=offsets,
-            types=self.types[places],
+            ids=self.ids,
+            offsets=np.concatenate([[0], np.cumsum(lengths)]),
+            types=self.types,
+            starts=starts[indices],
             labels=self.labels[indices],
             rows=self.rows[indices],
             cut=self.cut[indices],
             weights=None if self.weights is None else self.weights[indices],
         )
+
+    def pieces(self) -> tuple[np.ndarray, np.ndarray]:
+        """[total] ids and [total] token types of all rows, one after the other, copied."""
+        starts = self.offsets[:-1] if self.starts is None else self.starts
+        places = np.arange(self.offsets[-1]) + np.repeat(starts - self.offsets[:-1], self.lengths)
+        return self.ids[places], self.types[places]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

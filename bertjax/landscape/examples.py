@@ -116,6 +116,7 @@ def _batches(subject: Subject, features: Features, batch_size: int) -> tuple[lis
         batch_size=min(batch_size, len(features)),
         buckets=subject.buckets,
         pad_id=subject.model.config.pad_token_id,
+        packed=subject.packed,
     )
     by_length: dict[int, list[dict[str, np.ndarray]]] = {}
     for batch in cut:

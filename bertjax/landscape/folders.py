@@ -300,6 +300,11 @@ class FolderSubject:
         return bucket_lengths(self._data)
 
     @property
+    def packed(self) -> bool:
+        """Never."""
+        return False
+
+    @property
     def majority(self) -> float:
         """The most frequent label of --data, on --dev or on --data itself."""
         if self.head == "regression":

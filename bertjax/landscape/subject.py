@@ -90,6 +90,10 @@ class Subject(Protocol):
         """Lengths to which batches are padded."""
 
     @property
+    def packed(self) -> bool:
+        """Whether several rows are packed into one."""
+
+    @property
     def majority(self) -> float:
         """Accuracy of always answering the most frequent label; NaN where a row has not one label."""
 
@@ -172,6 +176,11 @@ class RunSubject:
     def buckets(self) -> tuple[int, ...]:
         """As in training."""
         return bucket_lengths(self.run.config.data)
+
+    @property
+    def packed(self) -> bool:
+        """As in the run's evaluations."""
+        return self.run.config.data.packing != "none"
 
     @property
     def majority(self) -> float:

@@ -41,7 +41,7 @@ class EncoderOutput:
     """What the encoder computed; d is the hidden size, n the padded length, L the number of layers."""
 
     cls: Array
-    """[batch, d]: the last layer's vector of the first token."""
+    """[batch, d]: the last layer's vector of the first token; [batch, s, d] where rows hold s segments."""
     last_hidden_state: Array | None
     """[batch, n, d], or None where only [CLS] was asked for."""
     hidden_states: Array | None
@@ -96,7 +96,7 @@ class SelfAttention(nn.Module):
     def __call__(
         self, x: Array, queries: Array, mask: Array, key: Array | None, weights: bool
     ) -> tuple[Array, Array | None]:
-        """x [batch, n, d] gives keys and values, queries [batch, m, d] the rows computed; mask [batch, 1, 1, n]."""
+        """x [batch, n, d] gives keys and values, queries [batch, m, d] the rows computed; mask as in `attend`."""
         c = self.config
         options = dict(stddev=c.initializer_range, dtype=self.numerics.dtype, param_dtype=self.numerics.param_dtype)
         heads = (c.num_attention_heads, c.head_dim)
@@ -136,7 +136,7 @@ def attend(
       q: [batch, m, heads, head_dim].
       k: [batch, n, heads, head_dim].
       v: like k.
-      mask: [batch, 1, 1, n], true at real tokens; without any, all count alike.
+      mask: [batch, 1, 1 or m, n], true at the tokens that a query sees; without any, all count alike.
       rate: dropout rate of the weights.
       key: dropout key, or None.
 
@@ -204,6 +204,8 @@ class BertModel(nn.Module):
         token_type_ids: Array | None = None,
         position_ids: Array | None = None,
         *,
+        segment_ids: Array | None = None,
+        cls: Array | None = None,
         key: Array | None = None,
         only_cls: bool = False,
         hidden_states: bool = False,
@@ -216,8 +218,11 @@ class BertModel(nn.Module):
           attention_mask: [batch, n], true or 1 at real tokens; None: all are real.
           token_type_ids: [batch, n]; None: zeros.
           position_ids: [batch, n]; None: 0 … n−1.
+          segment_ids: [batch, n], of packed rows: a token attends to those of the same number; None: one segment.
+          cls: [batch, s], of packed rows: where the first tokens of the segments stand; `cls` of the output is then
+            [batch, s, d].
           key: dropout key; None: no dropout.
-          only_cls: compute the last layer for the first token only.
+          only_cls: compute the last layer for the first token (of each segment) only.
           hidden_states: also return the states of all layers (the last for every token).
           attentions: also return all attention matrices.
         """
@@ -226,7 +231,10 @@ class BertModel(nn.Module):
             raise ValueError(f"{n} tokens, but the model has {self.config.max_position_embeddings} positions")
         if attention_mask is None:
             attention_mask = jnp.ones(input_ids.shape, bool)
-        mask = attention_mask.astype(bool)[:, None, None, :]
+        mask = query_mask = attention_mask.astype(bool)[:, None, None, :]
+        if segment_ids is not None:
+            # Padding is a segment too: nobody reads it, and no token is without any that it attends to.
+            mask = query_mask = (segment_ids[:, :, None] == segment_ids[:, None, :])[:, None]
         spec = self.numerics.activation_spec
         depth = self.config.num_hidden_layers
         block = self._block()
@@ -234,7 +242,7 @@ class BertModel(nn.Module):
         def layer_key(index: Array | int) -> Array | None:
             return None if key is None else jax.random.fold_in(key, index)
 
-        def apply(params: Any, x: Array, queries: Array, index: Array | int) -> tuple[Array, Array | None]:
+        def apply(params: Any, x: Array, queries: Array, mask: Array, index: Array | int) -> tuple[Array, Array | None]:
             y, weights = block.apply({"params": params}, x, queries, mask, layer_key(index), attentions)
             return _constrain(y, spec), weights
 
@@ -243,7 +251,7 @@ class BertModel(nn.Module):
 
         def body(x: Array, layer: tuple[Any, Array]) -> tuple[Array, Any]:
             params, index = layer
-            y, weights = apply(params, x, x, index)
+            y, weights = apply(params, x, x, mask, index)
             return y, (x if hidden_states else None, weights)
 
         x = self.embeddings(input_ids, token_type_ids, position_ids, layer_key(depth))
@@ -254,9 +262,18 @@ class BertModel(nn.Module):
         )
         last = jax.tree.map(lambda leaf: leaf[-1], self.layers)
         only_cls = only_cls and not hidden_states and not attentions
-        y, last_weights = apply(last, x, x[:, :1] if only_cls else x, depth - 1)
+        queries = x
+        if only_cls and cls is None:
+            queries = x[:, :1]
+            query_mask = mask[:, :, :1]
+        elif only_cls:
+            queries = jnp.take_along_axis(x, cls[:, :, None], axis=1)
+            if segment_ids is not None:
+                query_mask = jnp.take_along_axis(mask, cls[:, None, :, None], axis=2)
+        y, last_weights = apply(last, x, queries, query_mask, depth - 1)
+        first_tokens = y[:, 0] if cls is None else y if only_cls else jnp.take_along_axis(y, cls[:, :, None], axis=1)
         return EncoderOutput(
-            cls=y[:, 0],
+            cls=first_tokens,
             last_hidden_state=None if only_cls else y,
             hidden_states=jnp.concatenate([states, x[None], y[None]]) if hidden_states else None,
             attentions=jnp.concatenate([weights, last_weights[None]]) if attentions else None,

@@ -100,12 +100,21 @@ class TaskModel(nn.Module):
         )
 
     def __call__(
-        self, input_ids: Array, attention_mask: Array, token_type_ids: Array, key: Array | None = None
+        self,
+        input_ids: Array,
+        attention_mask: Array,
+        token_type_ids: Array,
+        key: Array | None = None,
+        **packed: Array,
     ) -> Array:
-        """Outputs of the head, [batch, outputs] float32 (logits, or the value of a regression)."""
+        """Outputs of the head, [batch, outputs] float32 (logits, or the value of a regression).
+
+        Of packed rows (`packed`: position_ids, segment_ids and cls [batch, s], which the encoder reads) the outputs
+        of all segments in a row: [batch * s, outputs].
+        """
         key_encoder, key_head = (None, None) if key is None else jax.random.split(key)
-        encoded = self.encoder(input_ids, attention_mask, token_type_ids, key=key_encoder, only_cls=True)
-        pooled = self.encoder.pool(encoded.cls)
+        encoded = self.encoder(input_ids, attention_mask, token_type_ids, key=key_encoder, only_cls=True, **packed)
+        pooled = self.encoder.pool(encoded.cls.reshape(-1, self.config.hidden_size))
         rate = self.config.classifier_dropout
         pooled = dropout(pooled, self.config.hidden_dropout_prob if rate is None else rate, key_head)
         return self.head(pooled.astype(jnp.float32))

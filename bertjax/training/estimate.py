@@ -3,6 +3,7 @@
 import itertools
 import time
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -58,39 +59,39 @@ def _histogram(job: Job) -> list[str]:
 def _cost(job: Job) -> tuple[list[str], float]:
     """Memory and time as text, and the time in seconds.
 
-    From one real step and one real evaluation batch at the shortest and the longest length.
+    From one real step and one real evaluation batch of the smallest and of the largest size, in positions.
     """
-    lengths = Counter(b["input_ids"].shape[1] for b in itertools.islice(job.train_batches(), min(job.total, SAMPLE)))
+    sizes = Counter(b["input_ids"].size for b in itertools.islice(job.train_batches(), min(job.total, SAMPLE)))
     dev = job.dev_batches()
-    dev_lengths = Counter(b["input_ids"].shape[1] for b in dev)
+    dev_sizes = Counter(b["input_ids"].size for b in dev)
     say("measure a few steps; they are thrown away")
     loaded = {path: jnp.asarray(value) for path, value in job.loaded.items()}
     state = job.steps.init(jnp.asarray(job.config.train.seed, jnp.uint32), loaded)
-    size = sum(x.nbytes for x in jax.tree.leaves(state))
+    total_bytes = sum(x.nbytes for x in jax.tree.leaves(state))
     on_device = max(
         sum(s.data.nbytes for x in jax.tree.leaves(state) for s in x.addressable_shards if s.device == device)
         for device in jax.local_devices()
     )
     step_seconds, evaluation_seconds, compile_seconds = {}, {}, 0.0
-    for length in sorted({min(lengths), max(lengths)}):
-        batch = _put(job, next(b for b in job.train_batches() if b["input_ids"].shape[1] == length))
+    for size in sorted({min(sizes), max(sizes)}):
+        batch = _put(job, _of_size(job.train_batches(), size))
         state, first = _timed(lambda s, b=batch: job.steps.train(s, b)[0], state, chain=True)
-        state, step_seconds[length] = _timed(lambda s, b=batch: job.steps.train(s, b)[0], state, chain=True)
-        compile_seconds = max(compile_seconds, first - step_seconds[length])
-    for length in sorted({min(dev_lengths), max(dev_lengths)}):
-        batch = _put(job, next(b for b in dev if b["input_ids"].shape[1] == length))
+        state, step_seconds[size] = _timed(lambda s, b=batch: job.steps.train(s, b)[0], state, chain=True)
+        compile_seconds = max(compile_seconds, first - step_seconds[size])
+    for size in sorted({min(dev_sizes), max(dev_sizes)}):
+        batch = _put(job, _of_size(dev, size))
         for _ in range(2):
-            _, evaluation_seconds[length] = _timed(lambda p, b=batch: job.steps.evaluate(p, b), state.params)
-    temporary = job.steps.memory(_put(job, _longest(job, max(lengths))))
-    step = _mean(step_seconds, lengths)
-    evaluation = _mean(evaluation_seconds, dev_lengths) * len(dev)
+            _, evaluation_seconds[size] = _timed(lambda p, b=batch: job.steps.evaluate(p, b), state.params)
+    temporary = job.steps.memory(_put(job, _of_size(job.train_batches(), max(sizes))))
+    step = _mean(step_seconds, sizes)
+    evaluation = _mean(evaluation_seconds, dev_sizes) * len(dev)
     evaluations = 1 + -(-job.total // job.eval_every)
-    compiling = compile_seconds * len(lengths)
+    compiling = compile_seconds * len(sizes)
     total = compiling + step * job.total + evaluation * evaluations
     lines = [
-        f"memory  state {_bytes(size)} ({_bytes(on_device)} on a device); "
+        f"memory  state {_bytes(total_bytes)} ({_bytes(on_device)} on a device); "
         + (f"a step needs {_bytes(temporary)} besides" if temporary is not None else "the compiler gives no size"),
-        f"disk    up to 3 checkpoints of {_bytes(size)} and {len(job.snapshot_steps)} snapshots of "
+        f"disk    up to 3 checkpoints of {_bytes(total_bytes)} and {len(job.snapshot_steps)} snapshots of "
         f"{_bytes(sum(x.nbytes for x in jax.tree.leaves(state.params)))} in {job.run.folder}",
         f"time    about {duration(total)}: {job.total} steps of {step:.2f} s, {evaluations} evaluations of "
         f"{evaluation:.1f} s, compiling {compiling:.0f} s",
@@ -102,8 +103,8 @@ def _put(job: Job, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
     return sharding.put_batch(batching.without_index(batch), job.mesh)
 
 
-def _longest(job: Job, length: int) -> dict[str, np.ndarray]:
-    return next(b for b in job.train_batches() if b["input_ids"].shape[1] == length)
+def _of_size(batches: Iterable[dict[str, np.ndarray]], size: int) -> dict[str, np.ndarray]:
+    return next(batch for batch in batches if batch["input_ids"].size == size)
 
 
 def _timed(function: Any, argument: Any, chain: bool = False) -> tuple[Any, float]:
@@ -112,11 +113,11 @@ def _timed(function: Any, argument: Any, chain: bool = False) -> tuple[Any, floa
     return (result if chain else None), time.perf_counter() - begin
 
 
-def _mean(seconds: dict[int, float], lengths: Counter) -> float:
-    """Mean over the lengths that occur; time between the two measured lengths is taken as linear."""
+def _mean(seconds: dict[int, float], sizes: Counter) -> float:
+    """Mean over the sizes that occur; time between the two measured ones is taken as linear."""
     known = sorted(seconds)
-    at = np.interp(list(lengths), known, [seconds[length] for length in known])
-    return float(np.average(at, weights=list(lengths.values())))
+    at = np.interp(list(sizes), known, [seconds[size] for size in known])
+    return float(np.average(at, weights=list(sizes.values())))
 
 
 def _bytes(count: float) -> str:

@@ -101,6 +101,7 @@ class Job:
             seed=self.config.train.seed,
             pad_id=self.pad_id,
             window=self.config.data.group_by_length,
+            pack=sharding.row_count(self.mesh) * self.config.optim.accumulate * (self.config.data.packing == "all"),
         )
 
     def dev_batches(self) -> list[dict[str, np.ndarray]]:
@@ -110,6 +111,7 @@ class Job:
             batch_size=self.config.train.eval_batch_size,
             buckets=batching.bucket_lengths(self.config.data),
             pad_id=self.pad_id,
+            packed=self.config.data.packing != "none",
         )
 
     @property

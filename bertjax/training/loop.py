@@ -147,7 +147,7 @@ def _rounds(session: "Session") -> Any:
                 started = time.perf_counter()
                 state, values = job.steps.train(state, sharding.put_batch(batching.without_index(batch), job.mesh))
                 step += 1
-                say_compiled(session.collect(step, values, batch["index"], started))
+                say_compiled(session.collect(step, values, batch["index"][batch["index"] >= 0], started))
                 progress.update()
         except stopping.Interrupted:
             session.stop(step, state)

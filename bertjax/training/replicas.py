@@ -43,6 +43,11 @@ def check(job: Job) -> None:
     """InputError if the seeds of this run cannot be trained in one program."""
     if jax.process_count() > 1:
         raise InputError("--study.vectorize=seeds works in one process, here are several: leave it out")
+    if job.config.data.packing == "all":
+        raise InputError(
+            "--study.vectorize=seeds needs training batches of one shape, packed ones differ in their number of rows: "
+            "expected --data.packing=eval or none, or no --study.vectorize"
+        )
     buckets = np.array(batching.bucket_lengths(job.config.data))
     lengths = buckets[np.unique(np.searchsorted(buckets, job.splits.train.lengths))]
     if len(lengths) > 1:

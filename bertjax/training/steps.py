@@ -20,6 +20,9 @@ from bertjax.tree import flatten, unflatten
 Array = jax.Array
 Batch = dict[str, Array]
 
+PACKED = ("position_ids", "segment_ids", "cls")
+"""What only packed batches have (see bertjax.data.packing)."""
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +47,10 @@ def loss_per_example(model: TaskModel, head: str, params: Any, batch: Batch, key
 
 
 def outputs(model: TaskModel, params: Any, batch: Batch, key: Array | None = None) -> Array:
-    """Outputs of the head, [batch, outputs] float32."""
-    return model.apply({"params": params}, batch["input_ids"], batch["attention_mask"], batch["token_type_ids"], key)
+    """Outputs of the head, [batch, outputs] float32; of a packed batch, one for each of its slots."""
+    rows = (batch["input_ids"], batch["attention_mask"], batch["token_type_ids"])
+    packed = {name: batch[name] for name in PACKED if name in batch}
+    return model.apply({"params": params}, *rows, key, **packed)
 
 
 def train_step(
@@ -73,10 +78,19 @@ def train_step(
     weight = jnp.sum(batch["weights"])
     accumulate = options.accumulate
 
+    def cut(x: Array) -> Array:
+        # What is per example has several entries for each row of a packed batch: they stay with their row.
+        rows = len(batch["input_ids"])
+        if len(x) == rows:
+            return x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1)
+        each = len(x) // rows
+        parted = x.reshape(-1, accumulate, each, *x.shape[1:]).swapaxes(0, 1)
+        return parted.reshape(accumulate, -1, *x.shape[1:])
+
     def sums(params: Any) -> tuple[Array, Any]:
         if accumulate == 1:
             return jax.value_and_grad(loss_sum)(params, batch, key)
-        parts = {name: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1) for name, x in batch.items()}
+        parts = {name: cut(x) for name, x in batch.items()}
 
         def add(carry: tuple[Array, Any], xs: tuple[Batch, Array]) -> tuple[tuple[Array, Any], None]:
             part, index = xs
