@@ -21,7 +21,7 @@ demo: $(VENV)/.demo
 	$(RUN) -m bertjax.demo $(DEMO)
 
 test: $(VENV)/.demo
-	$(RUN) -m pytest -q -n 2 --dist loadfile -m "not slow"
+	$(RUN) -m pytest -q -n 2 --max-worker-restart 0 --dist loadfile -m "not slow"
 
 test-slow: $(VENV)/.demo
 	$(RUN) -m pytest -q -m slow

@@ -177,7 +177,7 @@ def test_what_is_no_fault_is_read(tmp_path, on_bad_row, case):
             ends = [b"\n", b"\r\n", b"\r"] * 2
             Path(path).write_bytes(b"".join(line + end for line, end in zip(lines, ends, strict=False)))
         rows = read_rows(path, options(path, on_bad_row=on_bad_row), TASKS["classification"])
-        assert (rows.texts, rows.labels, rows.bad) == (expected.texts, expected.labels, ())
+        assert (list(rows.texts), rows.labels, rows.bad) == (list(expected.texts), expected.labels, ())
 
 
 @pytest.mark.parametrize("on_bad_row", ["error", "skip"])

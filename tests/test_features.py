@@ -1,9 +1,11 @@
 """Rows become word pieces and labels: split without leaks, cached safely, refused with file and line when unusable."""
 
 import dataclasses
+import io
 import json
 import os
 import re
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 from tiny import tiny_tokenizer
 
 from bertjax.config import DataOptions
-from bertjax.data import splits
+from bertjax.data import splits, token_files
 from bertjax.data.features import load_splits
 from bertjax.errors import InputError
 
@@ -158,11 +160,11 @@ def test_a_tenth_is_held_out_unless_told(load):
 
 
 def test_a_text_with_many_copies_is_held_out_as_often_as_its_place_among_texts():
-    keys = ["copied"] * 30 + list(range(970))
+    keys = np.array(["copied"] * 30 + list(range(970)))
     held = [splits.hold_out(keys, 100, seed)[1] for seed in range(20)]
     assert all(len(rows) == 100 for rows in held)
     assert all((rows >= 30).all() for rows in held)  # 30 of 100 rows would let one text decide the result
-    few = ["copied"] * 3 + list(range(97))
+    few = np.array(["copied"] * 3 + list(range(97)))
     share = np.mean([(splits.hold_out(few, 60, seed)[1] < 3).any() for seed in range(400)])
     assert share == pytest.approx(0.6, abs=0.08)  # drawn row by row it would be about 0.94
 
@@ -191,12 +193,12 @@ class TestCache:
         return tmp_path / "cache"
 
     def files(self, folder):
-        return sorted(folder.rglob("*.npz"))
+        return sorted(file.parent for file in folder.rglob("entry.json"))
 
     def test_the_second_time_nothing_is_tokenized(self, load, folder, monkeypatch):
         cold = load(table(ROWS), dev=table(ROWS[:2]), cache=str(folder))
         assert len(self.files(folder)) == 2
-        monkeypatch.setattr("bertjax.data.tokens._encode_all", lambda *_: pytest.fail("tokenized again"))
+        monkeypatch.setattr("bertjax.data.tokens._encode", lambda *_: pytest.fail("tokenized again"))
         warm = load(table(ROWS), dev=table(ROWS[:2]), cache=str(folder))
         assert same(cold.train, warm.train)
         assert same(cold.dev, warm.dev)
@@ -230,31 +232,71 @@ class TestCache:
         load(table(ROWS), cache=str(folder))
         assert len(self.files(folder)) == 2
 
+    @pytest.mark.parametrize("name", [*token_files.ARRAYS, "entry"])
     @pytest.mark.parametrize(
-        "damage", ["cut short", "a byte changed", "not a zip", "empty", "pickle", "wrong rows", "ids"]
+        "damage", ["cut short", "a byte changed", "something else", "empty", "pickle", "fewer", "another type", "gone"]
     )
-    def test_a_damaged_or_foreign_file_is_rebuilt(self, load, folder, damage):
+    def test_a_damaged_or_foreign_entry_is_rebuilt(self, load, folder, name, damage):
         good = load(table(ROWS), dev=table(ROWS[:4]), cache=str(folder))
-        for file in self.files(folder):
+        for entry in self.files(folder):
+            file = entry / f"{name}.{'json' if name == 'entry' else 'npy'}"
             raw = file.read_bytes()
-            with np.load(file) as stored:
-                arrays = dict(stored)
-            if damage == "pickle":
-                np.savez(file, **arrays | {"ids": np.array([{}, None], object)})
-            elif damage == "wrong rows":
-                np.savez(file, **arrays | {"offsets": arrays["offsets"][:-1], "cut": arrays["cut"][:-1]})
-            elif damage == "ids":
-                np.savez(file, **arrays | {"ids": arrays["ids"] + 1000})
+            file.unlink()  # what maps it keeps it
+            changed = {
+                "cut short": raw[:-1],
+                "a byte changed": raw[:-2] + bytes([raw[-2] ^ 1]) + raw[-1:],
+                "something else": b"x",
+                "empty": b"",
+            }
+            if damage in changed:
+                file.write_bytes(changed[damage])
+            elif damage == "gone":
+                continue
+            elif name == "entry":
+                file.write_text({"pickle": "[]", "fewer": "{}", "another type": '{"key": 1}'}[damage])
             else:
-                middle = raw.index(arrays["ids"].tobytes())
-                changed = raw[:middle] + bytes([raw[middle] ^ 1]) + raw[middle + 1 :]
-                file.write_bytes(
-                    {"cut short": raw[:-40], "a byte changed": changed, "not a zip": b"x"}.get(damage, b"")
-                )
+                stored = np.load(io.BytesIO(raw))
+                other = {"pickle": np.array([{}, None]), "fewer": stored[:-1], "another type": stored.astype("f8")}
+                np.save(file, other[damage])
         again = load(table(ROWS), dev=table(ROWS[:4]), cache=str(folder))
         assert "tokenized in" in again.notes[0]
-        assert same(good.train, again.train)
+        assert same(good.train, again.train) and same(good.dev, again.dev)
         assert "read from" in load(table(ROWS), dev=table(ROWS[:4]), cache=str(folder)).notes[0]
+
+    def test_word_pieces_stay_in_files_and_an_entry_is_whole_or_not_there(self, load, folder, monkeypatch):
+        monkeypatch.setattr("bertjax.data.tokens._CHUNK", 3)
+        mapped = load(table(ROWS), dev=table(ROWS[:4]), cache=str(folder))
+        assert isinstance(mapped.train.ids, np.memmap) and isinstance(mapped.train.types, np.memmap)
+        plain = load(table(ROWS), dev=table(ROWS[:4]), cache="")
+        assert not isinstance(plain.train.ids, np.memmap)
+        assert same(mapped.train, plain.train) and same(mapped.dev, plain.dev)
+        for entry in self.files(folder):
+            shutil.rmtree(entry)
+        append = token_files._Growing.append
+
+        def full(self, values):
+            if self._count:
+                raise OSError(28, "No space left on device")
+            append(self, values)
+
+        monkeypatch.setattr("bertjax.data.token_files._Growing.append", full)
+        again = load(table(ROWS), dev=table(ROWS[:2]), cache=str(folder))
+        assert "not cached" in again.notes[0] and "No space left" in again.notes[0]
+        assert same(again.train, plain.train)
+        assert [path for path in (folder / "tokens").iterdir() if path not in self.files(folder)] == []
+
+    def test_what_a_killed_process_left_long_ago_is_removed(self, load, folder):
+        load(table(ROWS), cache=str(folder))
+        (entry,) = self.files(folder)
+        old, new = (entry.parent / f".{entry.name}.tmp-{name}" for name in ("old", "new"))
+        for left in (old, new):
+            left.mkdir()
+            (left / "ids.npy").write_bytes(b"")
+        for path in (old / "ids.npy", old):
+            os.utime(path, (0, 0))
+        shutil.rmtree(entry)
+        load(table(ROWS), cache=str(folder))
+        assert entry.is_dir() and new.is_dir() and not old.exists()
 
     def test_a_folder_that_cannot_be_made_costs_only_the_cache(self, load, tmp_path):
         (tmp_path / "file").write_text("")

@@ -63,7 +63,9 @@ def test_every_form_of_a_task_gives_the_same_rows(task, tmp_path):
             lines = ([] if layout.header else [columns]) + cells
             (tmp_path / name).write_text("\n".join("\t".join(map(str, line)) for line in lines) + "\n")
             found = read(tmp_path / name, task.name)
-            assert found.texts == [(first, second) for first, second, _ in rows] and found.labels == answers, layout
+            assert list(found.texts) == [(first, second) for first, second, _ in rows] and found.labels == answers, (
+                layout
+            )
             assert found.class_names == task.labels
         if layout.header:
             continue
@@ -73,7 +75,9 @@ def test_every_form_of_a_task_gives_the_same_rows(task, tmp_path):
         pq.write_table(pa.table({k: [r[k] for r in records] for k in columns}), tmp_path / f"{number}.parquet")
         for ending in ("jsonl", "json", "parquet"):
             found = read(tmp_path / f"{number}.{ending}", task.name)
-            assert found.texts == [(first, second) for first, second, _ in rows] and found.labels == answers, ending
+            assert list(found.texts) == [(first, second) for first, second, _ in rows] and found.labels == answers, (
+                ending
+            )
         unlabelled = [{k: v for k, v in r.items() if k != layout.label} for r in records]
         (tmp_path / "test.jsonl").write_text("\n".join(map(json.dumps, unlabelled)))
         assert len(read(tmp_path / "test.jsonl", task.name, labelled=False)) == 2
@@ -128,7 +132,9 @@ def test_columns_of_no_form_are_named(tmp_path):
         read(tmp_path / "a.csv", "mrpc")
     rows = read(tmp_path / "a.csv", "mrpc", text="title", text_pair="body", label="stars")
     assert (
-        rows.texts == [("x", "y")] and rows.labels == ["equivalent"] and rows.fields == Fields("title", "body", "stars")
+        list(rows.texts) == [("x", "y")]
+        and rows.labels == ["equivalent"]
+        and rows.fields == Fields("title", "body", "stars")
     )
     assert find_layout(TASKS["qqp"], ("question1", "question2", "is_duplicate"), True, "x").label == "is_duplicate"
 

@@ -11,9 +11,10 @@ from bertjax.config import DataOptions, nearest
 from bertjax.data import splits, tokens
 from bertjax.data.cells import listed
 from bertjax.data.labels import class_weights, known_labels, label_array, label_names
-from bertjax.data.rows import Rows, Text, read_rows
+from bertjax.data.rows import Rows, read_rows
 from bertjax.data.sources import has_splits, shown
 from bertjax.data.tasks import TASKS, Task
+from bertjax.data.texts import Text
 from bertjax.errors import InputError
 
 
@@ -120,14 +121,12 @@ class Splits:
                 f"{name} lengths in word pieces: median {middle}, 90 % {tail}, 99 % {end}, longest {longest}; "
                 f"truncated {_share(features.truncated, len(features))}"
             )
-        train_keys = [splits.normal(*text) for text in self.texts("train")]
-        dev_keys = [splits.normal(*text) for text in self.texts("dev")]
+        train_keys, dev_keys = (self.sources[name].keys[getattr(self, name).rows] for name in ("train", "dev"))
         repeated = f"repeated texts: {splits.repeats(train_keys):,} in train, {splits.repeats(dev_keys):,} in dev"
         if self.labels:
-            clashes = splits.contradictions(train_keys, [str(label) for label in self.train.labels.tolist()])
+            clashes = splits.contradictions(train_keys, self.train.labels)
             repeated += f"; train rows whose text also has another label: {clashes:,}"
-        known = set(train_keys)
-        shared = sum(key in known for key in dev_keys)
+        shared = int(np.isin(dev_keys, train_keys).sum())
         lines.append(f"{repeated}; dev rows whose text is also in train: {_share(shared, len(dev_keys))}")
         return lines
 
@@ -177,8 +176,7 @@ def load_splits(options: DataOptions, tokenizer: Any, *, positions: int, labels:
         dev_rows = splits.sample(np.arange(len(dev_all)), options.dev_rows, seed, f"--data.dev_rows: {dev_name}")
         dev_note = f"of {len(dev_all):,} rows of {dev_name}, word pieces {dev_note}"
     else:
-        keys = [splits.normal(*text) for text in train_file.texts]
-        rest, dev_rows = splits.hold_out(keys, options.dev_rows, seed)
+        rest, dev_rows = splits.hold_out(train_file.keys, options.dev_rows, seed)
         asked = f", {options.dev_rows:,} asked for: equal texts stay together" if options.dev_rows else ""
         dev_note = f"rows held out of the same file (split_seed {seed}{asked * (len(dev_rows) != options.dev_rows)})"
     train_name = shown(options.train) + f" ({options.train_split})" * bool(options.train_split)

@@ -71,7 +71,7 @@ def known_labels(rows: Rows, names: tuple[str, ...], options: DataOptions) -> Ro
         raise InputError(f"{rows.path}: no row has a known label, for example {bad[0].where}: {bad[0].reason}")
     return dataclasses.replace(
         rows,
-        texts=[rows.texts[i] for i in kept],
+        texts=rows.texts.taken(kept),
         labels=[rows.labels[i] for i in kept],
         places=array("q", (rows.places[i] for i in kept)),
         starts=[bisect.bisect_left(kept, start) for start in rows.starts],

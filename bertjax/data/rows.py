@@ -7,15 +7,16 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from bertjax.config import DataOptions
+from bertjax.data import splits
 from bertjax.data.cells import as_number, as_text, class_name, did_you_mean, listed, named, several
 from bertjax.data.records import Reading
 from bertjax.data.sources import Role, Source, open_source, shown
 from bertjax.data.tasks import Fields, Task, find_layout, given_fields
+from bertjax.data.texts import Text, Texts
 from bertjax.errors import InputError
-
-Text = tuple[str, str | None]
-"""A text and its second text, None where texts are single."""
 
 Paths = str | Sequence[str]
 """What `sources.open_source` opens: a file, pattern, folder or address, or several of them."""
@@ -185,7 +186,7 @@ class Rows:
     """The columns that were read."""
     source: Source
     """Where the rows come from."""
-    texts: list[Text]
+    texts: Texts
     """Texts without surrounding white space."""
     labels: list[str] | list[float] | list[tuple[str, ...]]
     """Class names, finite numbers, or several class names each; empty where labels are not read."""
@@ -202,6 +203,11 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    @functools.cached_property
+    def keys(self) -> np.ndarray:
+        """[n] uint64: equal where texts are; see `splits.keys`."""
+        return splits.keys(self.texts)
 
     def part(self, i: int) -> int:
         """Number of the part from which row `i` comes."""
@@ -238,7 +244,7 @@ def read_rows(
         else:
             more += 1
 
-    texts, labels, places, starts = [], [], array("q"), []
+    texts, labels, places, starts = Texts(options.cache), [], array("q"), []
     same: dict[Any, Any] = {}  # equal labels are one object
     for row in reader.rows(on_bad):
         while len(starts) <= row.part:

@@ -1,10 +1,11 @@
 """Which rows train and which are held out, so that equal texts never lie on both sides."""
 
-from collections import Counter
-from collections.abc import Hashable, Sequence
+import hashlib
+from collections.abc import Iterable
 
 import numpy as np
 
+from bertjax.data.texts import Text
 from bertjax.errors import InputError
 
 _LARGE = 0.05  # share of the held-out rows above which the copies of one text are held out only if need be
@@ -15,11 +16,19 @@ def normal(text: str, text_pair: str | None) -> tuple[str, str | None]:
     return text.strip().casefold(), None if text_pair is None else text_pair.strip().casefold()
 
 
-def hold_out(keys: Sequence[Hashable], count: int | None, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def keys(texts: Iterable[Text]) -> np.ndarray:
+    """[n] uint64, equal for texts that count as the same; for others too with a chance of 1 in 2⁶⁴."""
+    digests = b"".join(
+        hashlib.blake2b(repr(normal(*text)).encode("utf-8", "surrogatepass"), digest_size=8).digest() for text in texts
+    )
+    return np.frombuffer(digests, np.uint64)
+
+
+def hold_out(keys: np.ndarray, count: int | None, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Draws rows to hold out; rows with the same key are held out together or not at all.
 
     Args:
-      keys: a key for each row.
+      keys: [n], a key for each row.
       count: how many rows; None: a tenth, at least one.
       seed: decides the draw.
 
@@ -37,21 +46,20 @@ def hold_out(keys: Sequence[Hashable], count: int | None, seed: int) -> tuple[np
             f"--data.dev_rows={wanted}: the training file has {n:,} rows and at least one must be left for training; "
             "expected fewer, or a file in --data.dev"
         )
-    size = Counter(keys)
-    texts = list(size)
+    _, first, group, size = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
     # Drawn text by text: drawn row by row, a text with hundreds of copies would nearly always be held out. Texts that
     # alone would be a large part of the held-out rows come last, or one draw of them would decide the result.
-    order = np.random.default_rng(seed).permutation(len(texts)).tolist()
-    order.sort(key=lambda i: size[texts[i]] > max(1, wanted * _LARGE))
-    held_keys: set[Hashable] = set()
+    order = np.argsort(first)[np.random.default_rng(seed).permutation(len(size))]
+    order = order[np.argsort(size[order] > max(1, wanted * _LARGE), kind="stable")]
+    chosen = np.zeros(len(size), bool)
     left = wanted
-    for i in order:
-        if size[texts[i]] <= left:
-            held_keys.add(texts[i])
-            left -= size[texts[i]]
+    for i, rows in zip(order.tolist(), size[order].tolist(), strict=True):
+        if rows <= left:
+            chosen[i] = True
+            left -= rows
         if not left:
             break
-    held = np.array([key in held_keys for key in keys])
+    held = chosen[group]
     if not held.any():
         raise InputError(
             f"--data.dev_rows={wanted}: every text of the training file occurs more often than that ({n:,} rows, "
@@ -75,12 +83,14 @@ def sample(rows: np.ndarray, count: int | None, seed: int, what: str) -> np.ndar
     return np.sort(np.random.default_rng([seed, 1]).permutation(rows)[:count])
 
 
-def repeats(keys: Sequence[Hashable]) -> int:
+def repeats(keys: np.ndarray) -> int:
     """How many rows have the key of an earlier row."""
-    return len(keys) - len(set(keys))
+    return len(keys) - len(np.unique(keys))
 
 
-def contradictions(keys: Sequence[Hashable], labels: Sequence[Hashable]) -> int:
-    """How many rows have a key that also occurs with another label."""
-    variants = Counter(key for key, _ in set(zip(keys, labels, strict=True)))
-    return sum(variants[key] > 1 for key in keys)
+def contradictions(keys: np.ndarray, labels: np.ndarray) -> int:
+    """How many rows have a key that also occurs with another label, [n] or [n, classes]."""
+    _, group = np.unique(keys, return_inverse=True)
+    _, label = np.unique(labels, axis=0, return_inverse=True)
+    variants = np.unique(np.stack([group, label.ravel()]), axis=1)[0]
+    return int((np.bincount(variants)[group] > 1).sum())

@@ -2,22 +2,21 @@
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import time
-import zipfile
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bertjax import paths
-from bertjax.data.rows import Text
+from bertjax.data import token_files
+from bertjax.data.texts import Text
 from bertjax.errors import InputError
 
-FORMAT_VERSION = 1  # goes up with any change to what is stored or to how texts are prepared
+FORMAT_VERSION = 2  # goes up with any change to what is stored or to how texts are prepared
 _CHUNK = 2000  # rows per tokenizer call: enough for its threads, little memory for Python lists
 
 
@@ -26,7 +25,7 @@ class Tokens:
     """Word pieces of n rows, one row after the other."""
 
     ids: np.ndarray
-    """[total] int32, special tokens included."""
+    """[total] int32, special tokens included; may be a map of a file."""
     offsets: np.ndarray
     """[n + 1] int64: row i is ids[offsets[i]:offsets[i + 1]]."""
     types: np.ndarray
@@ -57,7 +56,7 @@ def tokenize(
     Args:
       texts: all with a second text, or all without.
       tokenizer: a fast tokenizer of transformers.
-      recipe: decides the limit and, with the tokenizer, the name of the cache file.
+      recipe: decides the limit and, with the tokenizer, the name of the cache entry.
       where: file and line of a row, for messages.
       cache: folder of the cache; empty: no cache.
 
@@ -67,51 +66,67 @@ def tokenize(
     Raises:
       InputError: a row is too long and recipe.too_long is "error".
     """
-    if not cache:
-        started = time.perf_counter()
-        return _encode_all(texts, tokenizer, recipe, where), f"tokenized in {_since(started)}, not cached"
-    key = _key(tokenizer, recipe)
-    file = Path(cache).expanduser() / "tokens" / f"{key[:32]}.npz"
-    tokens = _load(file, key, len(texts), len(tokenizer))
-    if tokens is not None:
-        return tokens, f"read from {file}"
     started = time.perf_counter()
-    tokens = _encode_all(texts, tokenizer, recipe, where)
-    note = f"tokenized in {_since(started)}"
+    if not cache:
+        return _gathered(_encoded(texts, tokenizer, recipe, where)), f"tokenized in {_since(started)}, not cached"
+    key = _key(tokenizer, recipe)
+    folder = Path(cache).expanduser() / "tokens" / key[:32]
+    stored = token_files.read(folder, key, len(texts))
+    if stored is not None:
+        return _tokens(stored), f"read from {folder}"
     try:
-        _save(file, key, tokens)
-    except OSError as error:  # a cache that cannot be written costs time, not the run
-        return tokens, f"{note}, not cached ({file.parent}: {error.strerror})"
-    return tokens, f"{note}, cached in {file}"
+        token_files.write(folder, key, _encoded(texts, tokenizer, recipe, where))
+        stored = token_files.read(folder, key, len(texts))
+        problem = "it was changed while it was written"
+    except OSError as error:
+        problem = str(error.strerror)
+    if stored is None:  # a cache that cannot be used costs time, not the run
+        tokens = _gathered(_encoded(texts, tokenizer, recipe, where))
+        return tokens, f"tokenized in {_since(started)}, not cached ({folder.parent}: {problem})"
+    return _tokens(stored), f"tokenized in {_since(started)}, cached in {folder}"
 
 
-def _encode_all(texts: Sequence[Text], tokenizer: Any, recipe: Recipe, where: Callable[[int], str]) -> Tokens:
+def _encoded(
+    texts: Iterable[Text], tokenizer: Any, recipe: Recipe, where: Callable[[int], str]
+) -> Iterator[token_files.Arrays]:
+    """The word pieces of so many rows at a time."""
     # Said outright, or the tokenizers library warns when a process that has used it forks.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    rows: list[tuple[np.ndarray, np.ndarray]] = []
-    cut = np.zeros(len(texts), bool)
-    for start in range(0, len(texts), _CHUNK):
-        chunk = _encode(texts[start : start + _CHUNK], tokenizer)
-        long = [i for i, (ids, _) in enumerate(chunk) if len(ids) > recipe.max_length]
+    start, stream = 0, iter(texts)
+    while some := list(itertools.islice(stream, _CHUNK)):
+        rows = _encode(some, tokenizer)
+        cut = np.zeros(len(some), bool)
+        long = [i for i, (ids, _) in enumerate(rows) if len(ids) > recipe.max_length]
         if long and recipe.too_long == "error":
             raise InputError(
-                f"{where(start + long[0])}: {len(chunk[long[0]][0]):,} word pieces, expected at most "
+                f"{where(start + long[0])}: {len(rows[long[0]][0]):,} word pieces, expected at most "
                 f"--data.max_length={recipe.max_length} (--data.too_long=truncate cuts longer rows)"
             )
         if long:
-            shortened = _encode(
-                [texts[start + i] for i in long], tokenizer, truncation=True, max_length=recipe.max_length
-            )
+            shortened = _encode([some[i] for i in long], tokenizer, truncation=True, max_length=recipe.max_length)
             for i, row in zip(long, shortened, strict=True):
-                chunk[i] = row
-            cut[start + np.array(long)] = True
-        rows += chunk
-    lengths = np.array([len(ids) for ids, _ in rows], np.int64)
+                rows[i] = row
+            cut[long] = True
+        yield {
+            "ids": np.concatenate([ids for ids, _ in rows]),
+            "types": np.concatenate([types for _, types in rows]),
+            "lengths": np.array([len(ids) for ids, _ in rows], np.int32),
+            "cut": cut,
+        }
+        start += len(some)
+
+
+def _gathered(chunks: Iterable[token_files.Arrays]) -> Tokens:
+    parts = list(chunks)
+    return _tokens({name: np.concatenate([part[name] for part in parts]) for name in token_files.ARRAYS})
+
+
+def _tokens(arrays: token_files.Arrays) -> Tokens:
     return Tokens(
-        ids=np.concatenate([ids for ids, _ in rows]),
-        offsets=np.concatenate([[0], np.cumsum(lengths)]),
-        types=np.concatenate([types for _, types in rows]),
-        cut=cut,
+        ids=arrays["ids"],
+        offsets=np.concatenate([[0], np.cumsum(arrays["lengths"], dtype=np.int64)]),
+        types=arrays["types"],
+        cut=np.array(arrays["cut"]),
     )
 
 
@@ -146,34 +161,6 @@ def tokenizer_state(tokenizer: Any) -> Any:
 def _key(tokenizer: Any, recipe: Recipe) -> str:
     parts = [FORMAT_VERSION, *tokenizer_state(tokenizer), dataclasses.asdict(recipe)]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-def _save(file: Path, key: str, tokens: Tokens) -> None:
-    with paths.replacing(file) as temporary:
-        np.savez(temporary, key=np.array(key), **dataclasses.asdict(tokens))
-
-
-def _load(file: Path, key: str, rows: int, vocabulary: int) -> Tokens | None:
-    """The cached word pieces; None where there are none or the file is not what it should be."""
-    try:
-        with file.open("rb") as raw, np.load(raw, allow_pickle=False) as stored:
-            if str(stored["key"]) != key:
-                return None
-            tokens = Tokens(**{field.name: stored[field.name] for field in dataclasses.fields(Tokens)})
-    except (OSError, ValueError, KeyError, TypeError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error):
-        return None
-    ids, offsets = tokens.ids, tokens.offsets
-    whole = (
-        (ids.dtype, offsets.dtype, tokens.types.dtype, tokens.cut.dtype) == (np.int32, np.int64, np.int8, np.bool_)
-        and all(array.ndim == 1 for array in (ids, offsets, tokens.types, tokens.cut))
-        and len(offsets) == rows + 1 == len(tokens.cut) + 1
-        and len(tokens.types) == len(ids) == offsets[-1]
-        and offsets[0] == 0
-        and bool((np.diff(offsets) > 0).all())
-        and ids.min() >= 0
-        and ids.max() < vocabulary
-    )
-    return tokens if whole else None
 
 
 def _since(started: float) -> str:
