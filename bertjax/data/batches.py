@@ -12,6 +12,7 @@ A batch is a dictionary of arrays for B rows padded to L word pieces:
 Packed batches are described in packing.py.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -120,15 +121,20 @@ class _LengthOrdered(grain.MapDataset):
     def __init__(self, windows: grain.MapDataset, lengths: np.ndarray, window: int, seed: int) -> None:
         super().__init__(windows)
         self._lengths, self._window, self._seed = lengths, window, seed
+        # Its batches are asked for one after the other.
+        self._ordered = functools.lru_cache(maxsize=2)(self._order)
 
     def __len__(self) -> int:
         return len(self._parent) * self._window
 
     def __getitem__(self, number: Any) -> Any:
         which, part = divmod(number, self._window)
+        return self._ordered(which)[np.random.default_rng((self._seed, which)).permutation(self._window)[part]]
+
+    def _order(self, which: int) -> np.ndarray:
+        """[window, rows of a batch]: the rows of a window by length."""
         rows = self._parent[which]
-        ordered = rows[np.argsort(self._lengths[rows], kind="stable")].reshape(self._window, -1)
-        return ordered[np.random.default_rng((self._seed, which)).permutation(self._window)[part]]
+        return rows[np.argsort(self._lengths[rows], kind="stable")].reshape(self._window, -1)
 
 
 def eval_batches(
