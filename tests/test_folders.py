@@ -1,18 +1,22 @@
 """Landscapes of checkpoints trained elsewhere: losses as PyTorch has them, labels by name, a Trainer's folder."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bertjax import cli
+from bertjax import cli, weights
 from bertjax.errors import InputError
 from bertjax.landscape import commands
 from bertjax.landscape.folders import Elsewhere, FolderSubject
 from bertjax.landscape.options import Curve, Rollback, Surface, Trajectory
 from bertjax.landscape.store import read_netcdf
+from bertjax.model.heads import TaskModel
 
 GOLDEN = Path(__file__).parent / "golden" / "trainer"
 LOSSES = json.loads((GOLDEN / "losses.json").read_text())
@@ -202,3 +206,43 @@ def test_a_run_and_checkpoints_at_once_are_refused(elsewhere, tmp_path):
     (tmp_path / "run.json").write_text("{}")
     with pytest.raises(InputError, match="--start is for checkpoints trained elsewhere"):
         commands.compute(Curve(run=str(tmp_path), checkpoints=elsewhere()))
+
+
+def test_several_labels_are_pytorchs_binary_cross_entropy(elsewhere, tmp_path):
+    """The classifier of the golden model read as multi-label: loss and error from its own probabilities."""
+    folder = tmp_path / "several"
+    shutil.copytree(GOLDEN / "output" / "checkpoint-30", folder)
+    config = json.loads((folder / "config.json").read_text())
+    names = config["id2label"] = {"0": "c", "1": "a", "2": "b"}
+    (folder / "config.json").write_text(json.dumps(config | {"problem_type": "multi_label_classification"}))
+    rows = (GOLDEN / "rows.tsv").read_text().splitlines()
+    sets = [["a"], ["a", "b"], ["b"], []]
+    chosen = [sets[i % 4] for i in range(len(rows) - 1)]
+    lines = [{"text": row.split("\t")[0], "label": label} for row, label in zip(rows[1:], chosen, strict=True)]
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    subject = elsewhere(end=folder, data=data, tokenizer=GOLDEN / "start")
+    found = computed(Curve, subject, points=2)
+    z = logits(folder, [line["text"] for line in lines])
+    y = np.array([[names[str(i)] in label for i in range(3)] for label in chosen], float)
+    loss = (np.logaddexp(0, z) - y * z).mean()
+    assert float(found["loss"].sel(alpha=1.0, split="data")) == pytest.approx(loss, abs=1e-5)
+    wrong = ((z > 0) != (y > 0)).any(axis=1).mean()
+    assert float(found["error"].sel(alpha=1.0, split="data")) == pytest.approx(wrong, abs=1e-6)
+    assert math.isnan(found.attrs["majority"])
+
+
+def logits(folder, texts):
+    """[rows, classes] of the model in `folder`, each row alone."""
+    config, params, _ = weights.load(folder)
+    model, tokenizer = TaskModel(config, 3), weights.load_tokenizer(GOLDEN / "start")
+    tree = jax.tree.map(jnp.asarray, params)
+    rows = [tokenizer(text, truncation=True, max_length=20, return_tensors="np") for text in texts]
+    return np.concatenate(
+        [
+            np.asarray(
+                model.apply({"params": tree}, *(row[k] for k in ("input_ids", "attention_mask", "token_type_ids")))
+            )
+            for row in rows
+        ]
+    )

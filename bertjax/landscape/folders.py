@@ -29,7 +29,18 @@ from bertjax.tree import unflatten
 Tree = Any
 
 MAX_LENGTH = 128
-READING = ("text", "text_pair", "label", "labels", "max_length", "columns", "encoding", "encoding_errors", "on_bad_row")
+READING = (
+    "text",
+    "text_pair",
+    "label",
+    "labels",
+    "label_separator",
+    "max_length",
+    "columns",
+    "encoding",
+    "encoding_errors",
+    "on_bad_row",
+)
 TOKENIZER = ("tokenizer.json", "vocab.txt")
 
 
@@ -56,6 +67,8 @@ class Elsewhere:
     """Column with the label."""
     labels: tuple[str, ...] = ()
     """The file's label names in the order of the model's classes; unset: matched by name to config.json's id2label."""
+    label_separator: str = ","
+    """What stands between the classes of a row where a multi-label model's are in one text."""
     tokenizer: str = ""
     """Folder with the tokenizer's files; unset: that of the end, or of the start, whichever has them."""
     max_length: int | None = None
@@ -200,11 +213,13 @@ class FolderSubject:
 
     @functools.cached_property
     def head(self) -> str:
-        """Regression where the classifier has one output."""
+        """Multilabel where config.json says so, regression where the classifier has one output."""
         values = read_config(self._last.folder)[1]
         kind, outputs = values.get("problem_type"), self.model.outputs
-        if kind == "multi_label_classification" or (kind == "regression" and outputs > 1):
-            raise InputError(f"{self._last.folder}: problem_type {kind} with {outputs} outputs is not supported")
+        if kind == "regression" and outputs > 1:
+            raise InputError(f"{self._last.folder}: problem_type {kind} with {outputs} outputs, expected one output")
+        if kind == "multi_label_classification":
+            return "multilabel"
         return "regression" if outputs == 1 else "classification"
 
     @functools.cached_property
@@ -242,6 +257,7 @@ class FolderSubject:
             text=o.text,
             text_pair=o.text_pair,
             label=o.label,
+            label_separator=o.label_separator,
             columns=o.columns,
             encoding=o.encoding,
             encoding_errors=o.encoding_errors,
@@ -272,7 +288,15 @@ class FolderSubject:
         if given is not None:
             return features
         number = np.array(self._class_numbers(found.labels), np.int32)
-        return {name: dataclasses.replace(rows, labels=number[rows.labels]) for name, rows in features.items()}
+
+        def of_model(labels: np.ndarray) -> np.ndarray:
+            if labels.ndim == 1:
+                return number[labels]
+            table = np.zeros((len(labels), self.model.outputs), labels.dtype)
+            table[:, number] = labels
+            return table
+
+        return {name: dataclasses.replace(rows, labels=of_model(rows.labels)) for name, rows in features.items()}
 
     def _class_numbers(self, found: Sequence[str]) -> list[int]:
         """Class number of each label of the file: by name, or for LABEL_0, LABEL_1 ... by number."""
@@ -307,7 +331,7 @@ class FolderSubject:
     @property
     def majority(self) -> float:
         """The most frequent label of --data, on --dev or on --data itself."""
-        if self.head == "regression":
+        if self.head != "classification":
             return float("nan")
         rows = self.splits
         return majority_baseline(rows["data"].labels, rows.get("dev", rows["data"]).labels)

@@ -219,7 +219,7 @@ class Session:
             job.steps, state.params, self.dev, job.mesh, job.splits.dev, job.splits.task
         )
         if step == job.total:
-            write_predictions(job.config.folder, job.splits, predictions, losses)
+            write_predictions(job.config.folder, job.splits, predictions, losses, job.config.data.label_separator)
         self.log.write({"step": step} | {f"dev/{name}": value for name, value in scores.items()})
         return scores
 

@@ -12,7 +12,9 @@ from bertjax.data.writers import WRITERS
 FILE = Path("predictions") / "dev.csv"
 
 
-def write_predictions(folder: Path, splits: Splits, predictions: np.ndarray, losses: np.ndarray) -> None:
+def write_predictions(
+    folder: Path, splits: Splits, predictions: np.ndarray, losses: np.ndarray, separator: str
+) -> None:
     """Writes FILE in a run's folder: place of each dev row, its label, the prediction, and its loss.
 
     Columns: `part` (number of the file, where there are several), `row` (line of the file, or row number), `true`,
@@ -23,6 +25,7 @@ def write_predictions(folder: Path, splits: Splits, predictions: np.ndarray, los
       splits: the run's rows.
       predictions: [dev rows] class numbers or scores, or [dev rows, classes] of 0 and 1.
       losses: [dev rows].
+      separator: stands between the classes of a row that has several.
     """
     source, dev = splits.sources["dev"], splits.dev
     rows = dev.rows.tolist()
@@ -30,14 +33,14 @@ def write_predictions(folder: Path, splits: Splits, predictions: np.ndarray, los
     if len(source.source.parts) > 1:
         table["part"] = [source.part(row) for row in rows]
     table["row"] = [source.places[row] for row in rows]
-    table["true"] = _names(dev.labels, splits.labels)
-    table["prediction"] = _names(predictions, splits.labels)
+    table["true"] = _names(dev.labels, splits.labels, separator)
+    table["prediction"] = _names(predictions, splits.labels, separator)
     table["loss"] = losses.tolist()
     with paths.replacing(folder / FILE) as temporary, WRITERS[".csv"](temporary) as write:
         write(table)
 
 
-def _names(values: np.ndarray, names: tuple[str, ...]) -> list[Any]:
+def _names(values: np.ndarray, names: tuple[str, ...], separator: str) -> list[Any]:
     if values.ndim > 1:
-        return ["|".join(names[i] for i in np.flatnonzero(row > 0)) for row in values]
+        return [separator.join(names[i] for i in np.flatnonzero(row > 0)) for row in values]
     return [names[i] for i in values] if names else values.tolist()
