@@ -129,7 +129,6 @@ def _run(options: Demo) -> dict[str, float]:
             run=str(pretrained.folder),
             train_examples=0,
             dev_examples=2 * options.examples,
-            groups=min(3, pretrained.model.config.num_hidden_layers),
             singles=False,
             seed=options.seed,
         )

@@ -337,8 +337,8 @@ def test_line_always_holds_zero_and_one():
         assert values[0] == low and values[-1] == high and count <= len(values) <= count + 2
     assert line(0.2, 0.4, 3).tolist() == pytest.approx([0.2, 0.3, 0.4])
     for low, high, count in ((1, 0, 3), (0, 1, 0), (1, 1, 2)):
-        with pytest.raises(InputError, match="expected low < high"):
-            line(low, high, count)
+        with pytest.raises(InputError, match=r"--beta .*expected the lower end first"):
+            line(low, high, count, "beta")
     assert coordinates("x", 0.5).tolist() == [0.5]
 
 

@@ -263,6 +263,9 @@ def test_batches_of_several_lengths_are_refused(base):
     with pytest.raises(InputError, match=r"nothing was trained.*one length"):
         runner.run_study(study)
     assert not study.folder.exists()
+    packed = dataclasses.replace(base, data=dataclasses.replace(base.data, packing="all"))
+    with pytest.raises(InputError, match=r"differ in their number of rows.*--data\.packing=eval or none"):
+        replicas.check(prepare(packed))
 
 
 @pytest.mark.parametrize("ratio", [2.0, 1.05])

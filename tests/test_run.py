@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -26,10 +27,12 @@ from bertjax.errors import InputError
 from bertjax.landscape import commands
 from bertjax.landscape.directions import direction, load_ends
 from bertjax.landscape.examples import evaluation_set
+from bertjax.landscape.rollback import layer_groups
 from bertjax.landscape.store import read_netcdf
 from bertjax.landscape.subject import RunSubject
 from bertjax.run import Run
 from bertjax.training import loop
+from bertjax.training.estimate import dry_run
 from bertjax.training.records import read_jsonl
 from bertjax.tree import flatten
 
@@ -657,3 +660,20 @@ def test_config_round_trip_and_its_errors(tmp_path):
     with pytest.raises(InputError, match="does not exist"):
         from_json(RunConfig, tmp_path / "none.json")
     assert from_dict(RunConfig, {"train": {"epochs": 3}}).train.epochs == 3
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../out", "a/../../b", "/tmp/x"])
+@pytest.mark.parametrize("dry", [False, True])
+def test_a_name_is_a_folder_below_runs(make_config, name, dry, capsys):
+    config = make_config(name=name)
+    with pytest.raises(InputError, match=f"--name='{re.escape(name)}': expected the name of a folder below --runs"):
+        (dry_run if dry else loop.train)(config)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 12])
+def test_layers_are_in_three_groups_or_fewer(depth):
+    groups = [group for group in layer_groups(depth, singles=False) if group.layers and group.name != "all"]
+    assert len(groups) == min(3, depth)
+    assert [layer for group in groups for layer in group.layers] == list(range(depth))
+    with pytest.raises(InputError, match=rf"--groups={depth + 1}: the model has {depth} layers, expected 1 to {depth}"):
+        layer_groups(depth, depth + 1)

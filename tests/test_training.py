@@ -267,3 +267,17 @@ def test_every_large_parameter_of_bert_base_is_split_under_fsdp():
         leaf = flatten(shapes)[path]
         if leaf.size > 100_000:
             assert np.prod(s.shard_shape(leaf.shape)) * 8 == leaf.size, path
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"data": 3}, r"--mesh\.data=3 --mesh\.fsdp=1 --mesh\.tensor=1: a mesh of 3 devices, expected the 8"),
+        ({"tensor": 3}, r"--mesh\.tensor=3: a mesh of 6 devices"),
+        ({"fsdp": 0}, r"--mesh\.fsdp=0: expected at least 1$"),
+        ({"data": 0}, r"--mesh\.data=0: expected at least 1 or -1"),
+    ],
+)
+def test_a_mesh_of_other_devices_is_named_by_its_options(sizes, message):
+    with pytest.raises(InputError, match=message):
+        sharding.make_mesh(MeshOptions(**sizes))

@@ -263,7 +263,7 @@ def _grid(
 ) -> Work:
     axes = {"alpha": line(*command.alpha, command.points)}
     if isinstance(command, Surface):
-        axes["beta"] = line(*command.beta, command.beta_points)
+        axes["beta"] = line(*command.beta, command.beta_points, "beta")
     plane = planes.make_plane(ends.origin(), _directions(command, ends, attributes, identity))
     points = grid_points(axes)
 

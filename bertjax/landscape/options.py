@@ -81,8 +81,8 @@ class Surface(Grid, Second):
 class Rollback(Common):
     """Score of the trained model with groups of layers reset to their start values."""
 
-    groups: int = 3
-    """Number of groups the layers are cut into."""
+    groups: int | None = None
+    """Number of groups the layers are cut into; unset: 3, or the number of layers if that is less."""
     singles: bool = True
     """Also roll back every single layer."""
 

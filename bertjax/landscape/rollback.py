@@ -35,10 +35,14 @@ class Group:
     head: bool = False
 
 
-def layer_groups(depth: int, parts: int = 3, singles: bool = True) -> list[Group]:
-    """The trained model, embeddings, `parts` groups of layers, single layers, the pooler, and everything at once."""
+def layer_groups(depth: int, parts: int | None = None, singles: bool = True) -> list[Group]:
+    """The trained model, embeddings, `parts` groups of layers, single layers, the pooler, and everything at once.
+
+    `parts` is 3 if it is None, or fewer where there are fewer layers.
+    """
+    parts = min(3, depth) if parts is None else parts
     if not 1 <= parts <= depth:
-        raise InputError(f"{parts} groups of {depth} layers: expected 1 to {depth}")
+        raise InputError(f"--groups={parts}: the model has {depth} layers, expected 1 to {depth}")
     groups = [Group(NONE, ()), Group(EMBEDDINGS, (), embeddings=True)]
     for part in np.array_split(np.arange(depth), parts):
         low, high = int(part[0]), int(part[-1])

@@ -87,11 +87,16 @@ def coordinates(name: str, values: Any) -> np.ndarray:
     return array
 
 
-def line(low: float, high: float, count: int) -> np.ndarray:
-    """`count` evenly spaced coordinates from `low` to `high`, and 0 and 1 besides where they lie between."""
+def line(low: float, high: float, count: int, name: str = "alpha") -> np.ndarray:
+    """`count` evenly spaced coordinates from `low` to `high`, and 0 and 1 besides where they lie between.
+
+    Raises:
+      InputError: there are none; `name` is the option that gave the ends.
+    """
     if count < 1 or not (math.isfinite(low) and math.isfinite(high)) or low > high or (count > 1 and low == high):
         raise InputError(
-            f"a range from {low} to {high} with {count} points: expected low < high, both finite, and at least 1 point"
+            f"--{name} {low:g} {high:g} with {count} points: expected the lower end first, both finite, and at least 1 "
+            "point"
         )
     values = np.linspace(low, high, count)
     for wanted in (0.0, 1.0):

@@ -128,9 +128,7 @@ def prepare(config: RunConfig) -> Job:
     """
     for section, ranges in RANGES.items():
         check_ranges(section, getattr(config, section), ranges)
-    name = PurePath(config.name)
-    if not config.name or name.is_absolute() or ".." in name.parts or name == PurePath():
-        raise InputError(f"--name={config.name!r}: expected the name of a folder below --runs")
+    _check_name(config.name)
     folder = weights.model_folder(config.model.path)
     if config.model.init == "pretrained":
         architecture, params, report = weights.load(folder)
@@ -264,6 +262,12 @@ def _label_info(splits: Splits) -> dict[str, Any]:
     return {"label_counts": counts, "majority": majority_baseline(splits.train.labels, splits.dev.labels)}
 
 
+def _check_name(name: str) -> None:
+    path = PurePath(name)
+    if path.is_absolute() or ".." in path.parts or path == PurePath():
+        raise InputError(f"--name={name!r}: expected the name of a folder below --runs")
+
+
 def already_done(folder: Path, config: RunConfig) -> Run | None:
     """The finished run in `folder`, which is said, or None; refuses a folder of another config."""
     run = finished(folder, config)
@@ -276,8 +280,9 @@ def finished(folder: Path, config: RunConfig) -> Run | None:
     """The finished run in `folder`, None if there is work left.
 
     Raises:
-      InputError: the folder belongs to another config, or to something else.
+      InputError: the folder belongs to another config, or to something else, or the config names none.
     """
+    _check_name(config.name)
     if not (folder / "config.json").exists():
         if folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
             raise InputError(f"{folder} is not empty and is not a run: choose another --name")

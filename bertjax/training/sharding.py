@@ -46,13 +46,16 @@ def make_mesh(options: MeshOptions, devices: list[Any] | None = None) -> Mesh:
     sizes = {axis: getattr(options, axis) for axis in AXES}
     for axis, size in sizes.items():
         if size < 1 and not (axis == "data" and size == -1):
-            raise InputError(f"mesh.{axis} is {size}, expected at least 1{' or -1' if axis == 'data' else ''}")
+            raise InputError(f"--mesh.{axis}={size}: expected at least 1{' or -1' if axis == 'data' else ''}")
     others = sizes["fsdp"] * sizes["tensor"]
     if sizes["data"] == -1:
         sizes["data"] = max(1, len(devices) // others)
     if sizes["data"] * others != len(devices):
-        shape = " x ".join(f"{axis}={size}" for axis, size in sizes.items())
-        raise InputError(f"mesh {shape} needs {sizes['data'] * others} devices, this machine has {len(devices)}")
+        given = " ".join(f"--mesh.{axis}={size}" for axis, size in sizes.items())
+        raise InputError(
+            f"{given}: a mesh of {sizes['data'] * others} devices, expected the {len(devices)} of this machine "
+            "(--mesh.data=-1 takes what the others leave)"
+        )
     return jax.make_mesh(tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
 
