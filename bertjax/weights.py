@@ -280,6 +280,8 @@ def _fault(name: str, tensor: np.ndarray, expected: tuple[int, ...] | None) -> s
         return f"{name}: type {tensor.dtype}, expected floating point numbers (quantized checkpoints are not read)"
     if expected is not None and tensor.shape != expected:
         return f"{name}: shape {tensor.shape}, config.json says {expected}"
+    if bad := np.count_nonzero(~np.isfinite(tensor)):
+        return f"{name}: {bad:,} of {tensor.size:,} numbers are not finite"
     return ""
 
 

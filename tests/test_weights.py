@@ -1,6 +1,7 @@
 """Checkpoints: every tensor finds its one place, and what does not fit is an error or a line in the report."""
 
 import json
+import re
 
 import jax
 import make_golden
@@ -259,6 +260,21 @@ def test_quantized_weights_are_refused(folder):
     name = "encoder.layer.0.output.dense.weight"
     rewrite(folder, lambda tensors: tensors | {name: np.zeros((32, 48), np.int8)})
     with pytest.raises(InputError, match="type int8, expected floating point numbers"):
+        weights.load(folder)
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_not_finite_are_refused(folder, kind, value):
+    name = "encoder.layer.1.output.dense.bias"
+
+    def change(tensors):
+        bias = tensors[name].astype(kind)
+        bias[:2] = value
+        return tensors | {name: bias}
+
+    rewrite(folder, change)
+    with pytest.raises(InputError, match=rf"{re.escape(name)}: 2 of 32 numbers are not finite"):
         weights.load(folder)
 
 
