@@ -161,7 +161,7 @@ def folder(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize(("task", "name"), [("sst2", "SST-2"), ("stsb", "STS-B")])
+@pytest.mark.parametrize(("task", "name"), [("sst2", "SST-2"), pytest.param("stsb", "STS-B", marks=pytest.mark.slow)])
 def test_a_glue_folder_trains_and_is_handed_in(task, name, folder):
     run = loop.train(
         RunConfig(
