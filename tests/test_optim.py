@@ -232,7 +232,7 @@ def test_globs_pick_layers_and_names():
 
 @pytest.mark.parametrize("glob", ["encoder/layer/*", "encoder/layers[3]/*", "encoder/layers[2:1]/*", "heads/*"])
 def test_globs_that_match_nothing_are_named(glob):
-    with pytest.raises(InputError, match=r"optim.freeze: .* matches no parameter .* for example, (encoder|head)/"):
+    with pytest.raises(InputError, match=r"--optim\.freeze: .* matches no parameter .* for example, (encoder|head)/"):
         steps_of(OptimOptions(freeze=(glob,)))
 
 
@@ -240,7 +240,7 @@ def test_wrong_combinations_are_refused():
     with pytest.raises(InputError, match="leave no parameter to train"):
         steps_of(OptimOptions(freeze=("*",)))
     for wrong in (dict(sam_rho=0.1), dict(momentum=0.5), dict(name="sgd", b1=0.5), dict(name="lamb", sam_rho=0.1)):
-        with pytest.raises(InputError, match=r"does not use optim\.\w+="):
+        with pytest.raises(InputError, match=r"does not use --optim\.\w+="):
             make_optimizer(OptimOptions(**wrong), 10)
     with pytest.raises(InputError, match=r"--optim\.layer_decay=1\.5"):
         make_optimizer(OptimOptions(layer_decay=1.5), 10)
@@ -277,7 +277,7 @@ def test_top_layers_start_fresh():
     assert "top 2 of 3 layers and the pooler" in notes[0]
     assert info == {"fresh_layers": [1, 2]}
     assert not any(selection.is_stacked(path) for path in without_top(3)[0])
-    with pytest.raises(InputError, match="reinit_layers is 4, the model has 3 layers"):
+    with pytest.raises(InputError, match=r"--model\.reinit_layers=4: the model has 3 layers"):
         without_top(4)
     with pytest.raises(InputError, match="loads no layers"):
         without_top(1, "random")

@@ -231,9 +231,9 @@ def _without_top(
     if count == 0:
         return loaded, [], {}
     if config.model.init != "pretrained":
-        raise InputError(f"model.reinit_layers is {count}, but model.init={config.model.init} loads no layers")
+        raise InputError(f"--model.reinit_layers={count}: --model.init={config.model.init} loads no layers")
     if count > layers:
-        raise InputError(f"model.reinit_layers is {count}, the model has {layers} layers")
+        raise InputError(f"--model.reinit_layers={count}: the model has {layers} layers")
     kept = {}
     for path, value in loaded.items():
         if path.startswith("encoder/pooler/") or (selection.is_stacked(path) and count == layers):

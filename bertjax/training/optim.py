@@ -162,9 +162,9 @@ def check_options(options: OptimOptions) -> None:
     default = OptimOptions()
     unused = sorted(frozenset().union(*USES.values()) - USES[options.name])
     if wrong := [name for name in unused if getattr(options, name) != getattr(default, name)]:
-        named = ", ".join(f"optim.{name}={getattr(options, name)}" for name in wrong)
+        named = ", ".join(f"--optim.{name}={getattr(options, name)}" for name in wrong)
         users = ", ".join(sorted(name for name, uses in USES.items() if uses.issuperset(wrong)))
-        raise InputError(f"optim.name={options.name} does not use {named}" + (f"; used by: {users}" if users else ""))
+        raise InputError(f"--optim.name={options.name} does not use {named}" + (f"; used by: {users}" if users else ""))
 
 
 def keep_frozen(options: OptimOptions, params: Any, new: Any, old: Any) -> Any:

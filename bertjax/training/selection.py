@@ -71,12 +71,13 @@ def trainable(options: OptimOptions, params: Any) -> Any | None:
     """
     if not options.freeze and not options.train_only:
         return None
-    mask = flatten(select(params, options.train_only or ("*",), "optim.train_only"))
-    frozen = flatten(select(params, options.freeze, "optim.freeze"))
+    mask = flatten(select(params, options.train_only or ("*",), "--optim.train_only"))
+    frozen = flatten(select(params, options.freeze, "--optim.freeze"))
     mask = {path: x & ~frozen[path] for path, x in mask.items()}
     if not any(x.any() for x in mask.values()):
         raise InputError(
-            f"optim.freeze={options.freeze!r} and optim.train_only={options.train_only!r} leave no parameter to train"
+            f"--optim.freeze {' '.join(options.freeze)} and --optim.train_only {' '.join(options.train_only)} leave no "
+            "parameter to train"
         )
     return unflatten(mask)
 
