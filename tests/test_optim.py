@@ -194,6 +194,7 @@ def test_state_survives_a_checkpoint_and_bad_gradients_are_skipped(name, tmp_pat
     assert all((params_of(after)[path] == x).all() for path, x in before.items())
 
 
+@pytest.mark.slow
 def test_frozen_gradients_count_in_no_norm():
     _, _, whole = train(options("sgd"), 1)
     _, _, part = train(options("sgd", freeze=("encoder/*",)), 1)
@@ -253,6 +254,7 @@ def test_schedules_after_the_warm_up():
         np.testing.assert_allclose([schedule(i) for i in at], expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_loaded_stack_with_fewer_layers_fills_the_lowest():
     loaded = {path: x[:1] for path, x in flatten(drawn()).items() if selection.is_stacked(path)}
     fresh = flatten(init_params(MODEL, jax.random.key(5)))

@@ -165,6 +165,7 @@ def test_weights_and_several_labels_stay_with_their_rows(several):
         assert not batch["weights"][~real].any()
 
 
+@pytest.mark.slow
 def test_accumulated_packed_rows_of_several_labels_are_one_batch():
     rows = features(64)
     rows = dataclasses.replace(rows, labels=np.random.default_rng(0).integers(0, 2, (64, 3)).astype(np.float32))

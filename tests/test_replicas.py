@@ -115,6 +115,7 @@ def test_runs_trained_together_equal_runs_alone(alone, together):
         pytest.param(MeshOptions(data=4, tensor=2), 4, id="tensor", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_steps_together_equal_steps_alone_on_eight_devices(base, mesh, count, eight_devices):
     check_steps(dataclasses.replace(base, mesh=mesh), count, 3)
 
@@ -246,6 +247,7 @@ def test_a_replica_that_diverges_leaves_the_others_alone(base, together, monkeyp
     same_bytes([runs[0], runs[2]], [together[0], together[2]])
 
 
+@pytest.mark.slow
 def test_a_run_in_use_is_left_out(base, together):
     configs = seeds(base, "busy")
     with locks.exclusive(configs[0].folder / ".lock", "it"):

@@ -156,6 +156,7 @@ def test_regression_learns_a_number():
     assert losses[-5:].mean() < 0.5 * losses[:5].mean()
 
 
+@pytest.mark.slow
 def test_types_of_parameters_and_computation_are_apart():
     numerics = dataclasses.replace(NUMERICS, dtype=jnp.dtype("bfloat16"))
     losses, params, _ = run(2, numerics=numerics)
